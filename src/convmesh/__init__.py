@@ -1,0 +1,1 @@
+"""ConvMesh: hybrid parallel training of convolutional networks on MindSpore and PyTorch."""

@@ -1,0 +1,1 @@
+"""Reference networks, one package per engine; parameter names as in torchvision."""
