@@ -1,7 +1,7 @@
 """Typed errors that a person can act on.
 
-Every error that a user can cause says what was wrong, what was got, what was expected and how to mend it. The command line
-prints ``str(error)`` without a traceback and exits with ``error.exit_code``.
+Every error that a user can cause says what was wrong, what was got, what was expected and how to mend it. The command
+line prints ``str(error)`` without a traceback and exits with ``error.exit_code``.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 An engine computes; it decides nothing. `convmesh.training` drives it through these protocols alone, so that the loop,
 checkpoints, metrics and reports are the same for MindSpore and PyTorch.
 
-The reduction contract (both engines): the loss of an update is the sum over the samples of the global batch, each times its
-weight, divided by their *global* number. A rank back-propagates its own part of that sum, divided by the global number,
-over all its micro-batches; gradients are then *summed*, once, over the data axis. No rank ever divides by its own count.
+The reduction contract (both engines): the loss of an update is the sum over the samples of the global batch, each times
+its weight, divided by their *global* number. A rank back-propagates its own part of that sum, divided by the global
+number, over all its micro-batches; gradients are then *summed*, once, over the data axis. No rank ever divides by its
+own count.
 
 Legend: N samples, H rows, W columns, C channels.
 """
@@ -17,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, SupportsFloat
 
-import numpy as np
 import numpy.typing as npt
 
 from convmesh.config.schema import ModelConfig, RunConfig
@@ -59,8 +59,8 @@ class World:
 class Batch:
     """One micro-batch, as arrays of NumPy (from a reader) or of the engine (from ``Engine.load``).
 
-    A micro-batch is never empty: a rank that has no sample in a ragged last batch gets one with weight 0, which takes part
-    in every collective and adds nothing. Evaluation pads the last batch in the same way to keep one shape.
+    A micro-batch is never empty: a rank that has no sample in a ragged last batch gets one with weight 0, which takes
+    part in every collective and adds nothing. Evaluation pads the last batch in the same way to keep one shape.
 
     Args:
         images_NHWC: uint8 pixels, channels last; not yet scaled.
