@@ -33,7 +33,9 @@ class ConvMeshError(Exception):
             f"{label} {value}" for label, value in (("got", self.got), ("expected", self.expected)) if value is not None
         ]
         text = self.what + (f" ({', '.join(facts)})" if facts else "") + "."
-        return f"{text} {self.fix.rstrip('.')}." if self.fix else text
+        if not self.fix:
+            return text
+        return f"{text} {self.fix}" if self.fix.endswith((".", "?")) else f"{text} {self.fix}."
 
 
 class ConfigError(ConvMeshError):

@@ -21,7 +21,7 @@ def _read_bytes(size: int | str) -> int:
     try:
         return parse_bytes(size)
     except ConfigError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(str(error.expected)) from error
 
 
 _STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=False)

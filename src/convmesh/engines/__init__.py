@@ -35,12 +35,14 @@ def load_engine(name: str) -> Engine:
         raise EngineError(
             f"the engine '{name}' is not installed", fix=f"Install it with: pip install 'convmesh[{name}]'"
         )
-    return _module(name, "engine").create_engine()
+    engine: Engine = _module(name, "engine").create_engine()
+    return engine
 
 
 def load_launcher(name: str) -> Launcher:
     """The launch rules of an engine; imports no framework."""
-    return _module(name, "launch").create_launcher()
+    launcher: Launcher = _module(name, "launch").create_launcher()
+    return launcher
 
 
 def engine_of(network: object) -> str:

@@ -203,6 +203,10 @@ class TrainStep(Protocol):
         """Bytes of optimizer state that this rank holds."""
         ...
 
+    def num_parameters(self) -> int:
+        """Elements of all trainable parameters of the whole network."""
+        ...
+
 
 class Engine(Protocol):
     """A framework. `convmesh.engines.load_engine` makes one."""

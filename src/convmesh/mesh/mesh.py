@@ -71,7 +71,7 @@ class Mesh:
         if not 0 <= rank < self.num_ranks:
             raise ConfigError("there is no such rank", got=rank, expected=f"0 to {self.num_ranks - 1}")
         position: dict[str, int] = {}
-        for name in reversed(self.sizes):
+        for name in reversed(list(self.sizes)):
             rank, position[name] = divmod(rank, self.sizes[name])
         return {name: position[name] for name in self.sizes}
 

@@ -1,0 +1,149 @@
+"""Reading and writing run files: YAML outside, frozen dataclasses inside."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from convmesh.config.schema import RunConfig
+from convmesh.errors import ConfigError, ConvMeshError, raise_all
+
+_ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML without tags that run code, in which a key may not be written twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key '{key}' stands twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def load_config(path: str | Path, *, overrides: Iterable[str] = ()) -> RunConfig:
+    """Reads a run file.
+
+    Args:
+        path: A YAML file.
+        overrides: Settings as ``a.b=value``, the value in YAML; they win over the file.
+
+    Returns:
+        The run, with defaults filled in.
+
+    Raises:
+        ConfigError: If the file can't be read or one setting is wrong.
+        MistakeList: If several are wrong; all are listed.
+    """
+    settings = _read_yaml(Path(path))
+    for override in overrides:
+        _override(settings, override)
+    return parse_config(settings)
+
+
+def parse_config(settings: Mapping[str, Any]) -> RunConfig:
+    """Checks settings given as nested mappings.
+
+    Args:
+        settings: What a run file would hold.
+
+    Returns:
+        The run, with defaults filled in.
+
+    Raises:
+        ConfigError: If one setting is wrong.
+        MistakeList: If several are wrong; all are listed.
+    """
+    try:
+        return _ADAPTER.validate_python(dict(settings))
+    except ValidationError as error:
+        mistakes: list[ConvMeshError] = [_explain(detail) for detail in error.errors(include_url=False)]
+        raise_all(mistakes)
+        raise
+
+
+def dump_config(run: RunConfig) -> str:
+    """Writes a run as YAML that ``load_config`` reads back to an equal run."""
+    return yaml.safe_dump(_ADAPTER.dump_python(run, mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def config_schema() -> dict[str, Any]:
+    """The JSON Schema of the run file, for editors and other tools."""
+    schema = _ADAPTER.json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "ConvMesh run file", **schema}
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no run file {path}", fix="Copy one from the folder examples/") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the run file {path} can't be read", got=str(error)) from None
+    except yaml.MarkedYAMLError as error:
+        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"the run file {path}{where} is not valid YAML", got=error.problem) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the run file {path} is not valid YAML", got=str(error)) from None
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"the run file {path} holds no settings", got=type(content).__name__, expected="keys and values"
+        )
+    return content
+
+
+def _override(settings: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise ConfigError("an override is not written as a.b=value", got=repr(override))
+    *parents, last = path.strip().split(".")
+    for parent in parents:
+        inner = settings.setdefault(parent, {})
+        if inner is None:
+            inner = settings[parent] = {}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"the override '{override}' goes through '{parent}', which is a value, not a section")
+        settings = inner
+    try:
+        settings[last] = yaml.load(text, _UniqueKeyLoader)
+    except yaml.YAMLError:
+        raise ConfigError(f"the value of the override '{path}' is not valid YAML", got=repr(text)) from None
+
+
+def _explain(detail: Mapping[str, Any]) -> ConfigError:
+    location = [str(part) for part in detail["loc"]]
+    path = ".".join(location)
+    if detail["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return _unknown_key(location)
+    if detail["type"] in ("missing", "missing_argument"):
+        return ConfigError(f"the setting '{path}' is missing", fix=f"Add '{path}:' to the run file")
+    expected = str(detail["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    got = repr(detail["input"])
+    return ConfigError(
+        f"the setting '{path}' is wrong", got=got if len(got) < 80 else got[:77] + "...", expected=expected
+    )
+
+
+def _unknown_key(location: list[str]) -> ConfigError:
+    known = _fields_at(location[:-1])
+    nearest = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
+    fix = f"Did you mean '{nearest[0]}'?" if nearest else f"Known here: {', '.join(known)}"
+    return ConfigError(f"the setting '{'.'.join(location)}' is unknown", fix=fix)
+
+
+def _fields_at(path: list[str]) -> list[str]:
+    section: Any = RunConfig
+    for name in path:
+        section = get_type_hints(section).get(name, section)
+    return [entry.name for entry in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else []

@@ -1,0 +1,92 @@
+"""Metrics: records of a run and where they go."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+Record = Mapping[str, Any]
+
+
+class MetricsSink(Protocol):
+    """Takes the records of a run, one by one."""
+
+    def write(self, record: Record) -> None:
+        """Takes one record; see the documentation of ``metrics.jsonl`` for its kinds."""
+        ...
+
+    def close(self) -> None:
+        """Flushes and releases what the sink holds."""
+        ...
+
+
+class JsonLinesSink:
+    """Appends each record as one line of JSON; numbers that are not finite become null.
+
+    Args:
+        path: The file; created if missing, continued if not.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, record: Record) -> None:
+        """Appends a record, whole or not at all as far as a reader of full lines can see."""
+        self._file.write(json.dumps(finite(record), allow_nan=False) + "\n")
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class CallbackSink:
+    """Hands each record to a function.
+
+    Args:
+        callback: Called with every record.
+    """
+
+    def __init__(self, callback: Callable[[Record], None]) -> None:
+        self._callback = callback
+
+    def write(self, record: Record) -> None:
+        """Calls the function."""
+        self._callback(record)
+
+    def close(self) -> None:
+        """Does nothing: a function holds nothing."""
+
+
+class Fanout:
+    """Several sinks as one.
+
+    Args:
+        sinks: The sinks, written to in this order.
+    """
+
+    def __init__(self, *sinks: MetricsSink) -> None:
+        self._sinks = sinks
+
+    def write(self, record: Record) -> None:
+        """Writes to every sink."""
+        for sink in self._sinks:
+            sink.write(record)
+
+    def close(self) -> None:
+        """Closes every sink."""
+        for sink in self._sinks:
+            sink.close()
+
+
+def finite(value: Any) -> Any:
+    """Replaces every float that JSON can't write (NaN, infinities) by None, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value

@@ -1,0 +1,175 @@
+"""One rank of a run, from joining the others to the summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import convmesh
+from convmesh.config import RunConfig
+from convmesh.data.open import DataSets, open_data
+from convmesh.data.reader import EvalReader, TrainReader
+from convmesh.engines import load_engine
+from convmesh.engines.contract import Engine, TrainStep, World
+from convmesh.errors import ModelError
+from convmesh.training.agree import agree
+from convmesh.training.checkpoint import load_newest
+from convmesh.training.loop import Loop
+from convmesh.training.metrics import CallbackSink, Fanout, JsonLinesSink, MetricsSink, Record
+from convmesh.training.run_folder import RunFolder, write_json
+
+
+def run_rank(
+    run: RunConfig, *, world: World, folder: RunFolder, on_record: Callable[[Record], None] | None = None
+) -> None:
+    """Trains on one rank; all ranks of the run call it.
+
+    Args:
+        run: The run.
+        world: Where this rank stands; its device is resolved.
+        folder: The run folder, prepared; if it holds checkpoints, training continues from the newest whole one.
+        on_record: Called on rank 0 with every record of ``metrics.jsonl``.
+
+    Raises:
+        ConvMeshError: Whatever a user can mend; on all ranks alike where possible.
+    """
+    begun = time.perf_counter()
+    engine = load_engine(run.engine)
+    engine.start(world)
+    sink: MetricsSink = Fanout()
+    try:
+        if world.rank == 0:
+            sinks: list[MetricsSink] = [JsonLinesSink(folder.metrics)]
+            sink = Fanout(*sinks, *([CallbackSink(on_record)] if on_record else []))
+            write_json(folder.versions, {**_versions(), **engine.versions()})
+        datasets, network = agree(lambda: _open(engine, run), engine.all_gather)
+        step = engine.build_step(network, run, pixel_scale=datasets.pixel_scale)
+        loop = _loop(engine, step, datasets, run=run, world=world, folder=folder, sink=sink)
+        _restore(loop, engine, folder, sink=sink, rank=world.rank)
+        if world.rank == 0:
+            sink.write(_start_record(run, loop, world, engine))
+        loop.fit()
+        summary = _summary(engine, step, loop, run=run, world=world)
+        if world.rank == 0:
+            balance = json.loads(balance_path(folder).read_text()) if balance_path(folder).exists() else None
+            write_json(folder.summary, {**summary, "class_balance": balance, "seconds": time.perf_counter() - begun})
+        engine.all_gather(None)  # No rank leaves before the summary is on disk.
+    finally:
+        sink.close()
+        engine.stop()
+
+
+def balance_path(folder: RunFolder) -> Path:
+    """Where the class balance of a run is noted before it starts."""
+    return folder.root / "class_balance.json"
+
+
+def _open(engine: Engine, run: RunConfig) -> tuple[DataSets, Any]:
+    datasets = open_data(run.data)
+    num_classes = len(datasets.class_names)
+    network = engine.build_network(
+        run.model, num_classes=num_classes, num_channels=datasets.num_channels, seed=run.train.seed
+    )
+    width = engine.output_width(network, image_shape_HWC=datasets.image_shape_HWC)
+    if width != num_classes:
+        raise ModelError(
+            "the network's output does not fit the classes of the data",
+            got=f"{width} outputs",
+            expected=f"{num_classes} classes",
+            fix=f"Give its last layer {num_classes} outputs, for example 'model.args: {{num_classes: {num_classes}}}'",
+        )
+    return datasets, network
+
+
+def _loop(  # noqa: PLR0913 - the parts of a run, each handed over once
+    engine: Engine,
+    step: TrainStep,
+    datasets: DataSets,
+    *,
+    run: RunConfig,
+    world: World,
+    folder: RunFolder,
+    sink: MetricsSink,
+) -> Loop:
+    num_shards = world.mesh.size("data")
+    return Loop(
+        engine=engine,
+        step=step,
+        run=run,
+        world=world,
+        train=TrainReader(datasets, run, num_shards=num_shards, shard=world.shard),
+        evaluation=EvalReader(datasets, run, num_shards=num_shards, shard=world.shard),
+        folder=folder,
+        sink=sink,
+    )
+
+
+def _restore(loop: Loop, engine: Engine, folder: RunFolder, *, sink: MetricsSink, rank: int) -> None:
+    checkpoint, problems = agree(lambda: load_newest(folder.checkpoints), engine.all_gather)
+    if rank == 0:
+        for problem in problems:
+            sink.write({"kind": "event", "level": "warning", "text": problem})
+    if checkpoint is not None:
+        agree(lambda: loop.restore(checkpoint), engine.all_gather)
+
+
+def _start_record(run: RunConfig, loop: Loop, world: World, engine: Engine) -> Record:
+    return {
+        "kind": "start",
+        "update": loop.progress.update,
+        "num_updates": loop.num_updates,
+        "epochs": run.train.epochs,
+        "num_ranks": world.num_ranks,
+        "mesh": dict(world.mesh.sizes),
+        "engine": engine.name,
+        "device": world.device,
+        "compute": run.precision.compute,
+        "time": time.time(),
+    }
+
+
+def _summary(engine: Engine, step: TrainStep, loop: Loop, *, run: RunConfig, world: World) -> Mapping[str, Any]:
+    of_rank = engine.all_gather(
+        {"peak_memory_bytes": engine.peak_memory_bytes(), "optimizer_bytes": step.optimizer_bytes()}
+    )
+    progress, totals = loop.progress, loop.totals
+    return {
+        "status": "finished",
+        "engine": engine.name,
+        "device": world.device,
+        "num_ranks": world.num_ranks,
+        "mesh": dict(world.mesh.sizes),
+        "epochs": run.train.epochs,
+        "num_updates": progress.update,
+        "accuracy": progress.accuracy,
+        "loss": progress.loss,
+        "best_accuracy": progress.best_accuracy,
+        "best_update": progress.best_update,
+        "images_per_second": totals.num_samples / totals.train_seconds if totals.train_seconds else None,
+        "peak_memory_bytes": [rank["peak_memory_bytes"] for rank in of_rank],
+        "optimizer_bytes": [rank["optimizer_bytes"] for rank in of_rank],
+        "skipped_updates": loop.num_skipped_updates,
+        "skipped_samples": totals.num_skipped_samples,
+        "dropped_samples": loop.num_dropped * run.train.epochs,
+        "num_parameters": step.num_parameters(),
+        "collectives": loop.collectives(),
+        "sync_checks": totals.num_sync_checks,
+        "resumed_from": progress.resumed_from,
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "convmesh": convmesh.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "cores": str(os.cpu_count()),
+    }

@@ -1,0 +1,110 @@
+"""What every launched rank runs: ``python -m convmesh.training.worker RUN_FOLDER MESH DEVICE THREADS``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from convmesh.config import load_config
+from convmesh.engines.contract import World
+from convmesh.errors import ConvMeshError, LaunchError
+from convmesh.mesh import parse_mesh
+from convmesh.training.rank import run_rank
+from convmesh.training.ranks import RankPlace, find_rank
+from convmesh.training.run_folder import RunFolder, write_json
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one rank.
+
+    Args:
+        arguments: Run folder, mesh, device and number of threads.
+
+    Returns:
+        The exit code: 0, 1 for a crash, 2 for what a user can mend.
+    """
+    root, mesh, device, num_threads = arguments
+    folder = RunFolder(root)
+    place = find_rank(os.environ)
+    if place is None:
+        print("This is started by convmesh train, one process per rank.", file=sys.stderr)
+        return 2
+    if os.environ.get("MS_ROLE") == "MS_SCHED":
+        return _serve_as_scheduler(place)
+    _redirect_output(rank_file(folder, place.rank, "log"))
+    rank_file(folder, place.rank, "pid").write_text(str(os.getpid()))
+    code = 1
+    try:
+        world = world_of(place, mesh=mesh, device=device, num_threads=int(num_threads))
+        run_rank(load_config(folder.config), world=world, folder=folder)
+        code = 0
+    except ConvMeshError as error:
+        code = error.exit_code
+        _note_error(folder, place.rank, error, code=code)
+    except BaseException as error:
+        _note_error(folder, place.rank, error, code=code)
+        raise
+    finally:
+        rank_file(folder, place.rank, "done").write_text(str(code))
+    return code
+
+
+def world_of(place: RankPlace, *, mesh: str, device: str, num_threads: int) -> World:
+    """The world of a rank, from where it stands and what its launcher decided.
+
+    Raises:
+        LaunchError: If the mesh does not have as many ranks as were started.
+    """
+    grid = parse_mesh(mesh)
+    if grid.num_ranks != place.num_ranks:
+        raise LaunchError(
+            "the number of started ranks does not fit the mesh",
+            got=f"{place.num_ranks} ranks from {place.starter}",
+            expected=f"{grid.num_ranks} for {grid}",
+        )
+    return World(
+        rank=place.rank,
+        num_ranks=place.num_ranks,
+        local_rank=place.local_rank,
+        num_local_ranks=place.num_local_ranks,
+        mesh=grid,
+        device=device,
+        num_threads=num_threads,
+    )
+
+
+def rank_file(folder: RunFolder, rank: int, kind: str) -> Path:
+    """The file in which a rank notes one kind of thing: log, pid, error, done."""
+    return folder.logs / f"rank_{rank}.{kind}"
+
+
+def _serve_as_scheduler(place: RankPlace) -> int:
+    # msrun starts its scheduler with the same command as its workers; there, joining the cluster is all the work.
+    from convmesh.engines import load_engine
+
+    load_engine("mindspore").start(world_of(place, mesh=f"data={place.num_ranks}", device="cpu", num_threads=1))
+    return 0
+
+
+def _redirect_output(path: Path) -> None:
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+
+
+def _note_error(folder: RunFolder, rank: int, error: BaseException, *, code: int) -> None:
+    traceback.print_exc()
+    what = str(error) if isinstance(error, ConvMeshError) else f"{type(error).__name__}: {error}"
+    content = {"time": time.time(), "code": code, "type": type(error).__name__, "message": what}
+    try:
+        write_json(rank_file(folder, rank, "error"), content)
+    except OSError:
+        print(json.dumps(content), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
