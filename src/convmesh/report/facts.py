@@ -1,0 +1,261 @@
+"""What a report says in words and single numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from convmesh.report.run_folder import RunData, number, numbers, section
+from convmesh.report.scales import format_number
+from convmesh.units import format_bytes, format_seconds
+
+_ENGINE_TITLES = {"mindspore": "MindSpore", "torch": "PyTorch"}
+_STATUS_TEXTS = {"finished": "finished", "failed": "failed", "stopped": "stopped"}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One headline number."""
+
+    label: str
+    value: str
+    detail: str = ""
+
+
+def title(run: RunData) -> str:
+    """What was trained on what, for example ``"resnet18 on cifar10"``."""
+    model, data = section(run.config, "model"), section(run.config, "data")
+    network = model.get("name") or model.get("factory") or "A network"
+    return f"{network} on {data['source']}" if data.get("source") else str(network)
+
+
+def status(run: RunData) -> str:
+    """``finished``, ``failed``, ``stopped``, or ``unfinished`` for a run without a summary."""
+    return _STATUS_TEXTS.get(str(run.summary.get("status")), "unfinished")
+
+
+def started(run: RunData) -> str:
+    """When the run was first started, in UTC; empty if that is not known."""
+    seconds = number(run.starts[0], "time") if run.starts else math.nan
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def headline(run: RunData) -> list[Tile]:
+    """The headline numbers; one that is not known is left out."""
+    tiles = [
+        _accuracy(run),
+        _throughput(run),
+        _time(run),
+        _ranks(run),
+        _memory(run),
+        _collectives(run),
+        _parameters(run),
+    ]
+    return [tile for tile in tiles if tile is not None]
+
+
+def remarks(run: RunData) -> list[str]:
+    """What a reader should know before trusting the numbers, in sentences; empty for a run without incident."""
+    found = []
+    if not run.summary:
+        last = last_update(run)
+        reached = f" after update {last:,.0f}" if math.isfinite(last) else ""
+        found.append(f"The run wrote no summary: it was ended{reached} before it finished, or it is still going.")
+    broken = [number(step, "update") for step in run.steps if not math.isfinite(number(step, "loss"))]
+    if broken:
+        found.append(f"The loss was not finite at {len(broken)} logged updates, first at update {broken[0]:,.0f}.")
+    skipped = _latest(run, "skipped_updates")
+    if skipped > 0:
+        found.append(f"{skipped:,.0f} updates were skipped because a gradient overflowed.")
+    for key, what in (
+        ("skipped_samples", "samples could not be read and were replaced or left out"),
+        ("dropped_samples", "samples were left out so that all ranks take equally many steps"),
+    ):
+        if number(run.summary, key) > 0:
+            found.append(f"{number(run.summary, key):,.0f} {what}.")
+    if len(run.starts) > 1:
+        points = [format_number(value) for value in numbers(run.summary, "resumed_from")]
+        at = f", from update {' and '.join(points)}" if points else ""
+        found.append(
+            f"The run was resumed {len(run.starts) - 1} times{at}."
+            if len(run.starts) > 2
+            else f"The run was resumed once{at}."
+        )
+    return found
+
+
+def last_update(run: RunData) -> float:
+    """The last update that any record speaks of, ``nan`` if none does."""
+    updates = [number(record, "update") for records in (run.steps, run.epochs, run.evals) for record in records[-1:]]
+    return max((update for update in updates if math.isfinite(update)), default=math.nan)
+
+
+def collective_rows(run: RunData) -> list[tuple[str, str, str, str]]:
+    """Per kind of collective: purpose, kind, number per update, bytes per update and rank."""
+    return [
+        (
+            str(row.get("purpose", "")),
+            str(row.get("kind", "")),
+            format_number(number(row, "number")),
+            format_bytes(number(row, "num_bytes")),
+        )
+        for row in _collective_records(run)
+    ]
+
+
+def epoch_rows(run: RunData) -> list[dict[str, str]]:
+    """Per epoch: number, update, training loss, evaluation loss, accuracy, images/s and duration, as text."""
+    by_epoch = {number(record, "epoch"): record for record in run.evals}
+    rows = []
+    for record in run.epochs:
+        evaluated = by_epoch.get(number(record, "epoch"), {})
+        rows.append(
+            {
+                "epoch": format_number(number(record, "epoch") + 1),
+                "update": _text(number(record, "update")),
+                "loss": _text(number(record, "loss"), ".4f"),
+                "eval_loss": _text(number(evaluated, "loss"), ".4f") if evaluated else "",
+                "accuracy": percent(number(evaluated, "accuracy")) if evaluated else "",
+                "images_per_second": _text(number(record, "images_per_second")),
+                "seconds": _duration(number(record, "seconds")),
+            }
+        )
+    return rows
+
+
+def checkpoint_rows(run: RunData) -> list[tuple[str, str, str, str]]:
+    """Per checkpoint: update, path, size and seconds, as text."""
+    return [
+        (
+            _text(number(record, "update")),
+            str(record.get("path", "")),
+            format_bytes(number(record, "num_bytes")) if math.isfinite(number(record, "num_bytes")) else "",
+            _duration(number(record, "seconds")),
+        )
+        for record in run.checkpoints
+    ]
+
+
+def percent(share: float) -> str:
+    """A share as per cent with two decimals, or a dash."""
+    return f"{100 * share:.2f} %" if math.isfinite(share) else "–"
+
+
+def _accuracy(run: RunData) -> Tile | None:
+    accuracies = [(number(record, "accuracy"), number(record, "update")) for record in run.evals]
+    accuracies = [pair for pair in accuracies if math.isfinite(pair[0])]
+    last = number(run.summary, "accuracy")
+    if not math.isfinite(last):
+        last = accuracies[-1][0] if accuracies else math.nan
+    if not math.isfinite(last):
+        return None
+    best, update = max(accuracies, default=(math.nan, math.nan))
+    if math.isfinite(number(run.summary, "best_accuracy")):
+        best, update = number(run.summary, "best_accuracy"), number(run.summary, "best_update")
+    at = f" at update {update:,.0f}" if math.isfinite(update) else ""
+    return Tile("Accuracy", percent(last), f"best {percent(best)}{at}" if math.isfinite(best) else "")
+
+
+def _throughput(run: RunData) -> Tile | None:
+    speed = number(run.summary, "images_per_second")
+    if not math.isfinite(speed):
+        speed = number(run.steps[-1], "images_per_second") if run.steps else math.nan
+    if not math.isfinite(speed):
+        return None
+    per_rank = speed / num_ranks(run) if num_ranks(run) > 1 else math.nan
+    return Tile("Images per second", _text(speed), f"{_text(per_rank)} per rank" if math.isfinite(per_rank) else "")
+
+
+def _time(run: RunData) -> Tile | None:
+    seconds = number(run.summary, "seconds")
+    if not math.isfinite(seconds):
+        spent = [number(record, "seconds") for record in run.epochs]
+        seconds = sum(value for value in spent if math.isfinite(value)) if spent else math.nan
+    if not math.isfinite(seconds):
+        return None
+    updates = number(run.summary, "num_updates")
+    updates = updates if math.isfinite(updates) else last_update(run)
+    epochs = number(run.summary, "epochs")
+    epochs = epochs if math.isfinite(epochs) else float(len(run.epochs))
+    return Tile("Time", format_seconds(seconds), f"{_count(epochs, 'epoch')}, {_count(updates, 'update')}")
+
+
+def num_ranks(run: RunData) -> int:
+    """The number of ranks of the run's last start; 0 if that is not known."""
+    for record in (run.summary, run.start):
+        if math.isfinite(number(record, "num_ranks")):
+            return int(number(record, "num_ranks"))
+    return 0
+
+
+def _ranks(run: RunData) -> Tile | None:
+    count = num_ranks(run)
+    if not count:
+        return None
+    engine = str(run.summary.get("engine") or run.start.get("engine") or run.config.get("engine") or "")
+    device = str(run.summary.get("device") or run.start.get("device") or "")
+    parts = [_ENGINE_TITLES.get(engine, engine), device, _mesh_text(run.summary.get("mesh"))]
+    return Tile("Ranks", str(count), " · ".join(part for part in parts if part))
+
+
+def _memory(run: RunData) -> Tile | None:
+    peaks = [value for value in numbers(run.summary, "peak_memory_bytes") if math.isfinite(value)]
+    if not peaks:
+        return None
+    states = [value for value in numbers(run.summary, "optimizer_bytes") if math.isfinite(value)]
+    detail = "largest of all ranks" if len(peaks) > 1 else ""
+    state = f"optimizer {format_bytes(max(states))}" if states else ""
+    return Tile("Peak memory", format_bytes(max(peaks)), ", ".join(part for part in (detail, state) if part))
+
+
+def _collectives(run: RunData) -> Tile | None:
+    rows = _collective_records(run)
+    if not rows and num_ranks(run) != 1:
+        return None
+    total = sum(number(row, "number") for row in rows)
+    num_bytes = sum(number(row, "num_bytes") for row in rows)
+    detail = f"{format_bytes(num_bytes)} from each rank" if rows else "a single rank communicates nothing"
+    return Tile("Collectives per update", format_number(total), detail)
+
+
+def _parameters(run: RunData) -> Tile | None:
+    count = number(run.summary, "num_parameters")
+    checks = number(run.summary, "sync_checks")
+    detail = f"equal on all ranks in {_count(checks, 'check')}" if checks > 0 else ""
+    return Tile("Parameters", f"{count:,.0f}", detail) if math.isfinite(count) else None
+
+
+def _collective_records(run: RunData) -> list[dict[str, Any]]:
+    rows = run.summary.get("collectives")
+    kept = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [row for row in kept if math.isfinite(number(row, "number")) and math.isfinite(number(row, "num_bytes"))]
+
+
+def _mesh_text(mesh: object) -> str:
+    if isinstance(mesh, dict):
+        return ", ".join(f"{axis}={size}" for axis, size in mesh.items())
+    return str(mesh or "")
+
+
+def _latest(run: RunData, key: str) -> float:
+    values = [number(run.summary, key), *(number(step, key) for step in run.steps[-1:])]
+    return next((value for value in values if math.isfinite(value)), math.nan)
+
+
+def _count(value: float, noun: str) -> str:
+    return f"{value:,.0f} {noun}{'' if value == 1 else 's'}" if math.isfinite(value) else f"? {noun}s"
+
+
+def _duration(seconds: float) -> str:
+    return format_seconds(seconds) if math.isfinite(seconds) else ""
+
+
+def _text(value: float, form: str = "") -> str:
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "infinite"
+    return format(value, form) if form else f"{value:,.0f}" if abs(value) >= 100 else format_number(value)
