@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
+BETWEEN = " … "
+"""Stands between the first and the last class of a column that holds several."""
+
 
 @dataclass(frozen=True)
 class BalanceGrid:
@@ -75,7 +78,7 @@ def balance_grid(
     return BalanceGrid(
         deviation_RC=grid,
         row_labels=tuple(_label([str(rank) for rank in range(num_ranks)], part, "-") for part in rows),
-        column_labels=tuple(_label(names, part, " … ") for part in columns),
+        column_labels=tuple(_label(names, part, BETWEEN) for part in columns),
         largest=float(np.abs(deviation).max(initial=0.0)),
     )
 

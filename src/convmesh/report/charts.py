@@ -121,7 +121,7 @@ def line_chart(
         title=title,
         note=note,
         x_label="update",
-        x_ticks=x_scale.ticks(5),
+        x_ticks=[(x, label) for x, label in x_scale.ticks(5) if "." not in label],  # there is no half update
         y_ticks=y_scale.ticks(5),
         lines=tuple(_draw(one, x_scale, y_scale) for one in series if one.points),
         not_finite=tuple(sorted(broken))[:_MAX_POINTS],
@@ -158,7 +158,7 @@ def column_chart(
     pitch = (_RIGHT - _LEFT) / len(clean)
     width = min(56.0, 0.72 * pitch)
     centres = [_LEFT + (rank + 0.5) * pitch for rank in range(len(clean))]
-    stride = max(1, math.ceil(len(clean) / 16))
+    stride = max(1, math.ceil(len(clean) / 11))
     return ColumnChart(
         title=title,
         note=note,
@@ -220,10 +220,8 @@ def thin(points: Sequence[Point], limit: int = _MAX_POINTS) -> list[Point]:
 
 
 def _update_scale(xs: Sequence[float]) -> Scale:
-    low, high = min(xs), max(xs)
-    if high == low:
-        return Scale(low - 1, high + 1, _LEFT, _RIGHT)
-    return Scale(0.0 if low <= 0.2 * high else low, high, _LEFT, _RIGHT)
+    # All charts of a run start at update 0 and so stand above each other in step.
+    return Scale(0.0, max(1.0, *xs), _LEFT, _RIGHT)
 
 
 def _draw(series: Series, x_scale: Scale, y_scale: Scale) -> DrawnLine:

@@ -47,15 +47,8 @@ def started(run: RunData) -> str:
 
 def headline(run: RunData) -> list[Tile]:
     """The headline numbers; one that is not known is left out."""
-    tiles = [
-        _accuracy(run),
-        _throughput(run),
-        _time(run),
-        _ranks(run),
-        _memory(run),
-        _collectives(run),
-        _parameters(run),
-    ]
+    makers = (_accuracy, _loss, _throughput, _time, _ranks, _memory, _collectives, _parameters)
+    tiles = [make(run) for make in makers]
     return [tile for tile in tiles if tile is not None]
 
 
@@ -159,6 +152,17 @@ def _accuracy(run: RunData) -> Tile | None:
         best, update = number(run.summary, "best_accuracy"), number(run.summary, "best_update")
     at = f" at update {update:,.0f}" if math.isfinite(update) else ""
     return Tile("Accuracy", percent(last), f"best {percent(best)}{at}" if math.isfinite(best) else "")
+
+
+def _loss(run: RunData) -> Tile | None:
+    trained = number(run.epochs[-1] if run.epochs else run.steps[-1] if run.steps else {}, "loss")
+    evaluated = number(run.summary, "loss")
+    if not math.isfinite(evaluated):
+        evaluated = number(run.evals[-1], "loss") if run.evals else math.nan
+    training = f"training {trained:.4f}" if math.isfinite(trained) else ""
+    if math.isfinite(evaluated):
+        return Tile("Loss", f"{evaluated:.4f}", training)
+    return Tile("Loss", f"{trained:.4f}", "of training") if training else None
 
 
 def _throughput(run: RunData) -> Tile | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from convmesh.report.balance import BalanceGrid, Floats, balance_grid, worst_classes
+from convmesh.report.balance import BETWEEN, BalanceGrid, Floats, balance_grid, worst_classes
 from convmesh.report.charts import (
     ColumnChart,
     LineChart,
@@ -43,8 +43,13 @@ class HeatCell:
 class HeatMap:
     """The class balance of all ranks, ready to be written as SVG."""
 
+    left: float
+    top: float
+    labels_y: float
     width: float
     height: float
+    num_rows: int
+    num_columns: int
     cell_width: float
     cell_height: float
     cells: tuple[HeatCell, ...]
@@ -107,18 +112,27 @@ def class_heat_map(run: RunData) -> HeatMap | None:
     num_rows, num_columns = grid.deviation_RC.shape
     width = (_HEAT_WIDTH - _HEAT_LEFT - _HEAT_RIGHT_MARGIN) / num_columns
     height = 30.0 if num_rows <= 8 else 20.0 if num_rows <= 16 else 13.0
-    stride = max(1, math.ceil(num_columns / 20))
+    labels_y = _HEAT_TOP + num_rows * height + 14
+    labels = tuple(
+        (round(_HEAT_LEFT + (index + 0.5) * width, 1), _short(grid.column_labels[index].partition(BETWEEN)[0]))
+        for index in range(0, num_columns, max(1, math.ceil(num_columns / 20)))
+    )
     return HeatMap(
+        labels_y=labels_y,
+        left=_HEAT_LEFT,
+        top=_HEAT_TOP,
+        num_rows=num_rows,
+        num_columns=num_columns,
         width=_HEAT_WIDTH,
-        height=_HEAT_TOP + num_rows * height + 96,
+        height=labels_y + 10 + 4.6 * max(len(label) for _, label in labels),
         cell_width=round(width, 2),
         cell_height=height,
         cells=_heat_cells(grid, counts, width, height),
-        row_labels=tuple((_HEAT_TOP + (row + 0.5) * height, label) for row, label in enumerate(grid.row_labels)),
-        column_labels=tuple(
-            (round(_HEAT_LEFT + (index + 0.5) * width, 1), _short(grid.column_labels[index]))
-            for index in range(0, num_columns, stride)
+        row_labels=tuple(
+            (_HEAT_TOP + (row + 0.5) * height, grid.row_labels[row])
+            for row in range(0, num_rows, 1 if height > 16 else 2)
         ),
+        column_labels=labels,
         limit=max(1.0, grid.largest),
         largest=grid.largest,
         worst=tuple(worst_classes(counts, names)),
@@ -128,7 +142,7 @@ def class_heat_map(run: RunData) -> HeatMap | None:
 
 
 def mean_step_times(steps: Sequence[Record]) -> list[tuple[float, float]]:
-    """Seconds of an update and seconds of it spent waiting for data, per rank, over all records with as many ranks.
+    """Per rank the seconds of an update's work and the seconds it waited for data before, as medians over the run.
 
     The first record is left out where others remain: it holds compilation and warm-up.
     """
@@ -176,7 +190,7 @@ def _accuracy_chart(evals: Sequence[Record]) -> LineChart | None:
     finite = [point for point in points if math.isfinite(point[1])]
     best = max(finite, key=lambda point: point[1], default=None)
     note = f"Best: {best[1]:.2f} % at update {best[0]:,.0f}." if best else ""
-    return line_chart("Accuracy", [Series("accuracy", points, "dots", 2, " %")], note=note)
+    return line_chart("Accuracy, %", [Series("accuracy", points, "dots", 2, " %")], note=note)
 
 
 def _throughput_chart(steps: Sequence[Record]) -> LineChart | None:
@@ -219,11 +233,11 @@ def _step_time_chart(steps: Sequence[Record]) -> ColumnChart | None:
     times = mean_step_times(steps)
     return column_chart(
         "Time of an update",
-        [[1000 * max(0.0, whole - data), 1000 * data] for whole, data in times],
+        [[1000 * work, 1000 * data] for work, data in times],
         legend=["computing and communicating", "waiting for data"],
         texts=[
-            f"rank {rank}: {1000 * whole:.1f} ms an update, {1000 * data:.1f} ms of it waiting for data"
-            for rank, (whole, data) in enumerate(times)
+            f"rank {rank}: {1000 * work:.1f} ms of work and {1000 * data:.1f} ms of waiting for data per update"
+            for rank, (work, data) in enumerate(times)
         ],
         note=f"Milliseconds, median over the run. {slow_rank_sentence(times)}",
     )
@@ -232,11 +246,11 @@ def _step_time_chart(steps: Sequence[Record]) -> ColumnChart | None:
 def slow_rank_sentence(times: Sequence[tuple[float, float]]) -> str:
     """Says which rank holds the others up, as far as the times tell.
 
-    All ranks end an update together, at the reduction of the gradients, so their whole times are nearly equal whoever
-    is slow; the wait for data is each rank's own.
+    All ranks end an update together, at the reduction of the gradients: the others wait there for the slow one, which
+    counts as their work. Whole times are nearly equal whoever is slow; the wait for data is each rank's own.
 
     Args:
-        times: Per rank the seconds of an update and the seconds of it spent waiting for data.
+        times: Per rank the seconds of an update's work and the seconds it waited for data before.
 
     Returns:
         One sentence.
@@ -244,7 +258,7 @@ def slow_rank_sentence(times: Sequence[tuple[float, float]]) -> str:
     waits = [data for _, data in times]
     if len(waits) < 2 or not all(map(math.isfinite, waits)):
         return ""
-    whole = _median([step for step, _ in times])
+    whole = _median([work + data for work, data in times])
     slowest = max(range(len(waits)), key=waits.__getitem__)
     extra = waits[slowest] - min(waits)
     if extra > 0.05 * whole:

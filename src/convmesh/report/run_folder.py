@@ -154,7 +154,6 @@ def read_run(run_dir: Path) -> RunData:
 def _read_metrics(path: Path) -> dict[str, list[Record]]:
     kinds: dict[str, list[Record]] = {kind: [] for kind in ("start", "step", "epoch", "eval", "checkpoint", "event")}
     timed = [kinds[kind] for kind in ("step", "epoch", "eval", "checkpoint")]
-    resumed = False
     with path.open("rb") as lines:
         for line in lines:
             record = parse_metric_line(line)
@@ -162,12 +161,11 @@ def _read_metrics(path: Path) -> dict[str, list[Record]]:
                 continue
             same_kind = kinds[record["kind"]]
             if record["kind"] == "start":
-                resumed = True
+                # What came after the checkpoint that a run goes on from is undone and done over again.
+                for records in timed:
+                    _cut(records, number(record, "update"), include_equal=False)
             elif any(same_kind is records for records in timed):
-                # What came after the checkpoint that a run resumed from was undone: the later record counts.
-                for records in timed if resumed else [same_kind]:
-                    _cut(records, number(record, "update"), include_equal=records is same_kind)
-                resumed = False
+                _cut(same_kind, number(record, "update"), include_equal=True)
             same_kind.append(record)
     return kinds
 
