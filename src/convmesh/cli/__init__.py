@@ -1,1 +1,1 @@
-"""cli."""
+"""The command line: one file per command."""

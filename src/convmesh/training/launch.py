@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from convmesh.engines.contract import LaunchRequest
 from convmesh.errors import ConvMeshError, LaunchError
 from convmesh.mesh import Mesh
 from convmesh.training.run_folder import RunFolder
-from convmesh.training.worker import rank_file
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 8.0
@@ -161,6 +159,7 @@ class _Watch:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self._process.wait()
+        psutil.wait_procs(processes, timeout=2)
 
     def _settle(self) -> None:
         # Every rank has written its last byte; the launcher only has to notice.
@@ -176,14 +175,14 @@ class _Watch:
 
     def _rank_process(self, rank: int) -> psutil.Process | None:
         try:
-            process = psutil.Process(int(rank_file(self._folder, rank, "pid").read_text()))
+            process = psutil.Process(int(self._folder.rank_file(rank, "pid").read_text()))
             # A number can be given to another process after the rank has ended.
             return process if "convmesh.training.worker" in process.cmdline() else None
         except (OSError, ValueError, psutil.Error):
             return None
 
     def _is_done(self, rank: int) -> bool:
-        return rank_file(self._folder, rank, "done").exists()
+        return self._folder.rank_file(rank, "done").exists()
 
     def _all_done(self) -> bool:
         return all(self._is_done(rank) for rank in range(self._num_ranks))
@@ -192,7 +191,7 @@ class _Watch:
         return all(self._rank_process(rank) is None for rank in range(self._num_ranks))
 
     def _silently_dead(self) -> list[int]:
-        started = [rank for rank in range(self._num_ranks) if rank_file(self._folder, rank, "pid").exists()]
+        started = [rank for rank in range(self._num_ranks) if self._folder.rank_file(rank, "pid").exists()]
         dead = [rank for rank in started if self._rank_process(rank) is None and not self._is_done(rank)]
         # A rank can end between the two looks; only a second look at its note decides.
         return [rank for rank in dead if not self._is_done(rank)]
@@ -201,7 +200,7 @@ class _Watch:
         errors = {}
         for rank in range(self._num_ranks):
             with contextlib.suppress(OSError, ValueError):
-                errors[rank] = json.loads(rank_file(self._folder, rank, "error").read_text())
+                errors[rank] = json.loads(self._folder.rank_file(rank, "error").read_text())
         return errors
 
     def _cause(self) -> ConvMeshError:
@@ -214,7 +213,7 @@ class _Watch:
             rank = self._silent[0]
             return LaunchError(
                 f"rank {rank} died without a word, as a process does that is killed or runs out of memory",
-                got=_tail(rank_file(self._folder, rank, "log")),
+                got=_tail(self._folder.rank_file(rank, "log")),
                 fix=f"Free memory or use smaller micro-batches, then go on with --resume --run-dir {self._folder.root}",
             )
         return LaunchError(
@@ -228,7 +227,7 @@ class _Watch:
             return LaunchError(f"rank {rank}: {error['message'].rstrip('.')}")
         return LaunchError(
             f"rank {rank} failed with {error['message'].rstrip('.')}",
-            fix=f"Its log is {rank_file(self._folder, rank, 'log')}",
+            fix=f"Its log is {self._folder.rank_file(rank, 'log')}",
         )
 
 

@@ -27,7 +27,12 @@ from convmesh.training.run_folder import RunFolder, write_json
 
 
 def run_rank(
-    run: RunConfig, *, world: World, folder: RunFolder, on_record: Callable[[Record], None] | None = None
+    run: RunConfig,
+    *,
+    world: World,
+    folder: RunFolder,
+    on_record: Callable[[Record], None] | None = None,
+    prepare: Callable[[], None] | None = None,
 ) -> None:
     """Trains on one rank; all ranks of the run call it.
 
@@ -36,6 +41,7 @@ def run_rank(
         world: Where this rank stands; its device is resolved.
         folder: The run folder, prepared; if it holds checkpoints, training continues from the newest whole one.
         on_record: Called on rank 0 with every record of ``metrics.jsonl``.
+        prepare: Called on rank 0 before anything is written, where no launcher has prepared the folder.
 
     Raises:
         ConvMeshError: Whatever a user can mend; on all ranks alike where possible.
@@ -45,6 +51,8 @@ def run_rank(
     engine.start(world)
     sink: MetricsSink = Fanout()
     try:
+        if prepare is not None:
+            agree(prepare if world.rank == 0 else _nothing, engine.all_gather)
         if world.rank == 0:
             sinks: list[MetricsSink] = [JsonLinesSink(folder.metrics)]
             sink = Fanout(*sinks, *([CallbackSink(on_record)] if on_record else []))
@@ -64,6 +72,10 @@ def run_rank(
     finally:
         sink.close()
         engine.stop()
+
+
+def _nothing() -> None:
+    """What other ranks do while rank 0 prepares."""
 
 
 def balance_path(folder: RunFolder) -> Path:
@@ -88,7 +100,7 @@ def _open(engine: Engine, run: RunConfig) -> tuple[DataSets, Any]:
     return datasets, network
 
 
-def _loop(  # noqa: PLR0913 - the parts of a run, each handed over once
+def _loop(
     engine: Engine,
     step: TrainStep,
     datasets: DataSets,

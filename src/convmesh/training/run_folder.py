@@ -73,6 +73,10 @@ class RunFolder:
                 f"the run folder {self.root} can't be written", got=error.strerror or str(error)
             ) from None
 
+    def rank_file(self, rank: int, kind: str) -> Path:
+        """The file in which a rank notes one kind of thing: log, pid, error, done."""
+        return self.logs / f"rank_{rank}.{kind}"
+
     def release(self) -> None:
         """Gives the lock back."""
         if self._lock is not None:

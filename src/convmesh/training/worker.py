@@ -35,8 +35,8 @@ def main(arguments: list[str]) -> int:
         return 2
     if os.environ.get("MS_ROLE") == "MS_SCHED":
         return _serve_as_scheduler(place)
-    _redirect_output(rank_file(folder, place.rank, "log"))
-    rank_file(folder, place.rank, "pid").write_text(str(os.getpid()))
+    _redirect_output(folder.rank_file(place.rank, "log"))
+    folder.rank_file(place.rank, "pid").write_text(str(os.getpid()))
     code = 1
     try:
         world = world_of(place, mesh=mesh, device=device, num_threads=int(num_threads))
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
         _note_error(folder, place.rank, error, code=code)
         raise
     finally:
-        rank_file(folder, place.rank, "done").write_text(str(code))
+        folder.rank_file(place.rank, "done").write_text(str(code))
     return code
 
 
@@ -77,11 +77,6 @@ def world_of(place: RankPlace, *, mesh: str, device: str, num_threads: int) -> W
     )
 
 
-def rank_file(folder: RunFolder, rank: int, kind: str) -> Path:
-    """The file in which a rank notes one kind of thing: log, pid, error, done."""
-    return folder.logs / f"rank_{rank}.{kind}"
-
-
 def _serve_as_scheduler(place: RankPlace) -> int:
     # msrun starts its scheduler with the same command as its workers; there, joining the cluster is all the work.
     from convmesh.engines import load_engine
@@ -101,7 +96,7 @@ def _note_error(folder: RunFolder, rank: int, error: BaseException, *, code: int
     what = str(error) if isinstance(error, ConvMeshError) else f"{type(error).__name__}: {error}"
     content = {"time": time.time(), "code": code, "type": type(error).__name__, "message": what}
     try:
-        write_json(rank_file(folder, rank, "error"), content)
+        write_json(folder.rank_file(rank, "error"), content)
     except OSError:
         print(json.dumps(content), file=sys.stderr)
 

@@ -1,0 +1,262 @@
+"""What the commands do, as functions: ``convmesh train`` is ``convmesh.train``, and so on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convmesh.config import RunConfig, check_config, load_config, parse_config
+from convmesh.config.rules import resolve_mesh
+from convmesh.data.inspect import DataReport, inspect_data
+from convmesh.engines import is_installed, load_launcher
+from convmesh.engines.contract import World
+from convmesh.errors import ConfigError, ConvMeshError, EngineError, MistakeList, RunFolderError, raise_all
+from convmesh.mesh import Mesh, parse_mesh
+from convmesh.training.launch import LaunchPlan, launch, plan_launch, threads_per_rank
+from convmesh.training.metrics import Record
+from convmesh.training.rank import balance_path, run_rank
+from convmesh.training.ranks import RankPlace, find_rank
+from convmesh.training.run_folder import RunFolder, default_run_dir, write_json
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run that was checked and could start.
+
+    Args:
+        run: The run with its mesh filled in.
+        mesh: Its mesh.
+        device: Its device, resolved.
+        data: What the ranks will read.
+    """
+
+    run: RunConfig
+    mesh: Mesh
+    device: str
+    data: DataReport
+
+    def launch_plan(self, folder: RunFolder) -> LaunchPlan | None:
+        """How its ranks would be started; None for a single rank, which runs in this process."""
+        if self.mesh.num_ranks == 1:
+            return None
+        return plan_launch(self.run, folder=folder, mesh=self.mesh, device=self.device)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a finished run left.
+
+    Args:
+        run_dir: The run folder.
+        report: The page to look at; None where another process writes it.
+        summary: The content of ``summary.json``; empty where another process writes it.
+    """
+
+    run_dir: Path
+    report: Path | None
+    summary: dict[str, Any]
+
+
+def prepare(
+    config: RunConfig | str | Path,
+    *,
+    ranks: int | None = None,
+    mesh: Mesh | str | None = None,
+    engine: str | None = None,
+    overrides: tuple[str, ...] = (),
+) -> PreparedRun:
+    """Checks a run without starting it: settings, engine, device and data.
+
+    Args:
+        config: A run, or the path of a run file.
+        ranks: Number of ranks; default as in the run file, else 1.
+        mesh: A mesh, or text like ``"data=4"``; default as in the run file, else all ranks on the data axis.
+        engine: ``"mindspore"`` or ``"torch"``; default as in the run file.
+        overrides: Settings as ``a.b=value``; only with a path.
+
+    Returns:
+        The run, ready to start.
+
+    Raises:
+        ConvMeshError: If anything is wrong; if several things are, a ``MistakeList`` of all.
+    """
+    run = config if isinstance(config, RunConfig) else load_config(config, overrides=overrides)
+    if engine is not None:
+        run = parse_config({**_as_mapping(run), "engine": engine})
+    grid = resolve_mesh(run, num_ranks=ranks, mesh=parse_mesh(mesh) if isinstance(mesh, str) else mesh)
+    run = dataclasses.replace(run, strategy=dataclasses.replace(run.strategy, mesh=dict(grid.sizes)))
+    mistakes: list[ConvMeshError] = []
+    if not is_installed(run.engine):
+        other = "torch" if run.engine == "mindspore" else "mindspore"
+        hint = f", or use --engine {other}, which is" if is_installed(other) else ""
+        mistakes.append(
+            EngineError(
+                f"the engine '{run.engine}' is not installed",
+                fix=f"Install it with: pip install 'convmesh[{run.engine}]'{hint}",
+            )
+        )
+    mistakes += check_config(run, mesh=grid)
+    launcher = load_launcher(run.engine)
+    device = launcher.resolve_device(run.train.device)
+    mistakes += launcher.check(run, device=device, num_ranks=grid.num_ranks)
+    data: DataReport | None = None
+    try:
+        data = inspect_data(run, num_ranks=grid.size("data"))
+    except MistakeList as found:
+        mistakes += found.errors
+    except ConvMeshError as found:
+        mistakes.append(found)
+    raise_all(_without_repetition(mistakes))
+    if data is None:
+        raise AssertionError("unreachable: every failure above is an error")
+    return PreparedRun(run=run, mesh=grid, device=device, data=data)
+
+
+def train(  # noqa: PLR0913 - one parameter per option of the command
+    config: RunConfig | str | Path,
+    *,
+    ranks: int | None = None,
+    mesh: Mesh | str | None = None,
+    engine: str | None = None,
+    overrides: tuple[str, ...] = (),
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+    on_record: Callable[[Record], None] | None = None,
+    on_start: Callable[[RunFolder], None] | None = None,
+) -> TrainResult:
+    """Trains a network: in this process for one rank, through msrun or torchrun for more.
+
+    Under an outer msrun, torchrun or Slurm it joins the ranks that those have started.
+
+    Args:
+        config: A run, or the path of a run file.
+        ranks: Number of ranks; default as in the run file, else 1.
+        mesh: A mesh, or text like ``"data=4"``.
+        engine: ``"mindspore"`` or ``"torch"``; default as in the run file.
+        overrides: Settings as ``a.b=value``; only with a path.
+        run_dir: The run folder; default ``runs/<name>-<time>``.
+        resume: Go on with the run in that folder.
+        on_record: Called with every record of ``metrics.jsonl``; only for a run in this process.
+        on_start: Called with the run folder when it is ready, before ranks start.
+
+    Returns:
+        Where the run is and how it ended.
+
+    Raises:
+        ConvMeshError: If something is wrong that the user can mend; the run folder keeps what was reached.
+    """
+    place = find_rank(os.environ)
+    if place is not None:
+        ranks = ranks or place.num_ranks
+    prepared = prepare(config, ranks=ranks, mesh=mesh, engine=engine, overrides=overrides)
+    name = Path("run" if isinstance(config, RunConfig) else config)
+    if place is not None:
+        return _join(prepared, place, run_dir=run_dir, resume=resume, on_record=on_record)
+    folder = RunFolder(run_dir or default_run_dir(name, resume=resume))
+    try:
+        _prepare_folder(folder, prepared, resume=resume)
+        if on_start:
+            on_start(folder)
+        _run_here_or_launch(prepared, folder, on_record)
+    finally:
+        folder.release()
+        report = _report(folder)
+    return TrainResult(run_dir=folder.root, report=report, summary=json.loads(folder.summary.read_text()))
+
+
+def _run_here_or_launch(prepared: PreparedRun, folder: RunFolder, on_record: Callable[[Record], None] | None) -> None:
+    try:
+        plan = prepared.launch_plan(folder)
+        if plan is not None:
+            launch(plan, folder=folder)
+        else:
+            world = World(
+                rank=0,
+                num_ranks=1,
+                local_rank=0,
+                num_local_ranks=1,
+                mesh=prepared.mesh,
+                device=prepared.device,
+                num_threads=threads_per_rank(1),
+            )
+            run_rank(prepared.run, world=world, folder=folder, on_record=on_record)
+    except (ConvMeshError, KeyboardInterrupt) as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        write_json(folder.summary, {"status": "stopped" if stopped else "failed", "error": str(error) or "interrupted"})
+        raise
+
+
+def _join(
+    prepared: PreparedRun,
+    place: RankPlace,
+    *,
+    run_dir: str | Path | None,
+    resume: bool,
+    on_record: Callable[[Record], None] | None,
+) -> TrainResult:
+    if run_dir is None:
+        raise ConfigError(
+            f"ranks that {place.starter} started need to agree on a run folder", fix="Give --run-dir to all of them"
+        )
+    if prepared.mesh.num_ranks != place.num_ranks:
+        raise ConfigError(
+            f"the mesh {prepared.mesh} does not fit the ranks that {place.starter} started",
+            got=f"{place.num_ranks} ranks",
+            expected=str(prepared.mesh.num_ranks),
+        )
+    folder = RunFolder(run_dir)
+    world = World(
+        rank=place.rank,
+        num_ranks=place.num_ranks,
+        local_rank=place.local_rank,
+        num_local_ranks=place.num_local_ranks,
+        mesh=prepared.mesh,
+        device=prepared.device,
+        num_threads=threads_per_rank(place.num_local_ranks),
+    )
+
+    def prepare_folder() -> None:
+        _prepare_folder(folder, prepared, resume=resume)
+
+    try:
+        run_rank(prepared.run, world=world, folder=folder, on_record=on_record, prepare=prepare_folder)
+    finally:
+        folder.release()
+    if place.rank != 0:
+        return TrainResult(run_dir=folder.root, report=None, summary={})
+    return TrainResult(run_dir=folder.root, report=_report(folder), summary=json.loads(folder.summary.read_text()))
+
+
+def _prepare_folder(folder: RunFolder, prepared: PreparedRun, *, resume: bool) -> None:
+    folder.prepare(prepared.run, resume=resume)
+    data = prepared.data
+    balance = {
+        "class_names": list(data.class_names),
+        "counts": data.counts_RC.tolist(),
+        "largest_deviation": float(data.largest_deviation),
+    }
+    try:
+        write_json(balance_path(folder), balance)
+    except OSError as error:
+        raise RunFolderError(f"the run folder {folder.root} can't be written", got=error.strerror) from None
+
+
+def _report(folder: RunFolder) -> Path | None:
+    if not folder.metrics.exists():
+        return None
+    from convmesh.report.html import write_report
+
+    return write_report(folder.root)
+
+
+def _as_mapping(run: RunConfig) -> dict[str, Any]:
+    return {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+
+
+def _without_repetition(mistakes: list[ConvMeshError]) -> list[ConvMeshError]:
+    return list({str(mistake): mistake for mistake in mistakes}.values())

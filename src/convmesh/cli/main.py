@@ -1,0 +1,56 @@
+"""``convmesh``: registers the commands and turns errors into sentences."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import convmesh
+from convmesh.cli import config, data
+from convmesh.cli.doctor import doctor
+from convmesh.cli.report import report
+from convmesh.cli.train import train
+from convmesh.errors import ConvMeshError
+
+app = typer.Typer(
+    help="Split convolutional networks over many devices, on MindSpore or PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("train")(train)
+app.command("report")(report)
+app.command("doctor")(doctor)
+app.add_typer(data.app, name="data")
+app.add_typer(config.app, name="config")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"convmesh {convmesh.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, help="Print the version.")] = False,
+) -> None:
+    """Split convolutional networks over many devices, on MindSpore or PyTorch."""
+
+
+def main() -> None:
+    """Runs the command line; a user's mistake ends with a sentence and exit code 2."""
+    try:
+        app()
+    except ConvMeshError as error:
+        print(f"convmesh: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("convmesh: stopped; go on with --resume", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""``convmesh train``: trains, and shows how it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from convmesh.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from convmesh.api import TrainResult
+    from convmesh.training.run_folder import RunFolder
+
+ConfigArgument = Annotated[Path, typer.Argument(help="A run file, as in the folder examples/.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change one setting; may be repeated.")
+]
+EngineOption = Annotated[str | None, typer.Option(metavar="mindspore|torch", help="The framework that computes.")]
+MeshOption = Annotated[str | None, typer.Option(metavar="AXIS=SIZE,...", help="The mesh of ranks, like data=4.")]
+
+
+def train(  # noqa: PLR0913 - one parameter per option
+    config: ConfigArgument,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Number of ranks, one process each.")] = None,
+    engine: EngineOption = None,
+    mesh: MeshOption = None,
+    set_: SetOption = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/NAME-TIME].")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, show the start, start nothing.")
+    ] = False,
+) -> None:
+    """Train a network on one or many ranks."""
+    overrides = tuple(set_ or ())
+    if dry_run:
+        _dry_run(config, ranks=ranks, engine=engine, mesh=mesh, overrides=overrides, run_dir=run_dir)
+        return
+    from convmesh import api
+
+    with _display() as watch:
+        result = api.train(
+            config,
+            ranks=ranks,
+            mesh=mesh,
+            engine=engine,
+            overrides=overrides,
+            run_dir=run_dir,
+            resume=resume,
+            on_start=watch,
+        )
+    if result.report is not None:
+        _print_result(result)
+
+
+@contextlib.contextmanager
+def _display() -> Iterator[object]:
+    """Follows the metrics file of the run from a thread, whichever processes write it."""
+    from rich.console import Console
+
+    from convmesh.report.display import Display, follow_metrics
+
+    display, stop, threads = Display(Console()), threading.Event(), []
+
+    def watch(folder: RunFolder) -> None:
+        typer.echo(f"Run folder: {folder.root}")
+        offset = folder.metrics.stat().st_size if folder.metrics.exists() else 0
+        thread = threading.Thread(
+            target=follow_metrics, args=(folder.metrics, display, stop), kwargs={"offset": offset}, daemon=True
+        )
+        thread.start()
+        threads.append(thread)
+
+    try:
+        yield watch
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        display.close()
+
+
+def _dry_run(
+    config: Path,
+    *,
+    ranks: int | None,
+    engine: str | None,
+    mesh: str | None,
+    overrides: tuple[str, ...],
+    run_dir: Path | None,
+) -> None:
+    from convmesh import api
+    from convmesh.training.run_folder import RunFolder, default_run_dir
+
+    prepared = api.prepare(config, ranks=ranks, mesh=mesh, engine=engine, overrides=overrides)
+    folder = RunFolder(run_dir or default_run_dir(config, resume=False))
+    run, data = prepared.run, prepared.data
+    micro_batch = run.train.global_batch // (prepared.mesh.size("data") * run.strategy.accumulation)
+    typer.echo(
+        f"{config}: nothing is wrong.\n"
+        f"Engine {run.engine} on {prepared.device}, mesh {prepared.mesh}; global batch {run.train.global_batch} = "
+        f"{prepared.mesh.size('data')} ranks x {run.strategy.accumulation} micro-batches x {micro_batch} samples.\n"
+        f"{data.num_updates} updates per epoch, {run.train.epochs} epochs; {data.num_dropped} samples left out per epoch.\n"
+        f"Run folder: {folder.root}"
+    )
+    plan = prepared.launch_plan(folder)
+    typer.echo(f"Would start: {plan}" if plan else "Would train in this process.")
+
+
+def _print_result(result: TrainResult) -> None:
+    summary = result.summary
+    lines = [f"Run folder: {os.path.relpath(result.run_dir)}", f"Report:     {os.path.relpath(str(result.report))}"]
+    if summary.get("accuracy") is not None:
+        speed = summary["images_per_second"]
+        lines.insert(
+            0,
+            f"Accuracy {summary['accuracy']:.2%} on the evaluation set (best {summary['best_accuracy']:.2%}), "
+            + (f"{speed:.0f} images/s, " if speed else "")
+            + f"{format_seconds(summary['seconds'])}, peak memory {format_bytes(max(summary['peak_memory_bytes']))} "
+            "per rank",
+        )
+    typer.echo("\n".join(lines))
