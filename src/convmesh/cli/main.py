@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -42,6 +43,7 @@ def _options(
 
 def main() -> None:
     """Runs the command line; a user's mistake ends with a sentence and exit code 2."""
+    sys.path.insert(0, os.getcwd())  # As with `python -m`: a factory may stand in a file right here.
     try:
         app()
     except ConvMeshError as error:

@@ -114,7 +114,6 @@ def launch(plan: LaunchPlan, *, folder: RunFolder) -> None:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                cwd=folder.logs / "launcher",
             )
         except OSError as error:
             raise LaunchError(f"{plan.command[0]} can't be started", got=error.strerror) from None
