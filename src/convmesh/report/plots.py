@@ -79,7 +79,7 @@ def _draw_cells(axes: Axes, grid: BalanceGrid, counts: npt.NDArray[np.generic]) 
     axes.invert_yaxis()
     bar = axes.figure.colorbar(mesh, ax=axes, pad=0.015, aspect=max(10, 0.8 * num_rows))
     bar.set_label("samples above its share", fontsize=9)
-    bar.outline.set_visible(False)  # type: ignore[operator]  # matplotlib types this spine as a callable
+    bar.outline.set_visible(False)
     if grid.deviation_RC.shape != counts.shape or counts.size > _MAX_NUMBERED_CELLS:
         return
     for (row, column), deviation in np.ndenumerate(grid.deviation_RC):
@@ -110,9 +110,9 @@ def _label_axes(axes: Axes, grid: BalanceGrid) -> None:
     axes.set_ylabel("rank")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    even = ", as even as whole samples allow" if grid.largest < 1 else ""
+    even = ", as even as can be" if grid.largest < 1 else ""
     axes.set_title(
-        f"Samples of each class per rank and epoch: at most {grid.largest:.2f} from the proportional share{even}",
+        f"Samples of each class, per rank and epoch\nat most {grid.largest:.2f} from the proportional share{even}",
         fontsize=10,
         loc="left",
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LOG_SPAN = 1000.0
+_LARGEST = 1e100  # beyond it sums and quotients of float64 overflow, and nobody can tell points apart
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,16 @@ def fit_scale(
     Returns:
         The scale.
     """
-    finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+    finite = [min(_LARGEST, max(-_LARGEST, value)) for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     if log_base is None:
         log_base = 10 if low > 0 and high / low > _LOG_SPAN else 0
     if log_base and low > 0:
+        low, high = max(low, 1 / _LARGEST), max(high, 1 / _LARGEST)
         if high / low < log_base:
             low, high = low / log_base, high * log_base
         return Scale(low, high, start, end, log_base)
-    room = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
+    room = max(0.06 * (high - low) or abs(high) * 0.1 or 1.0, 1e-9 * max(abs(low), abs(high)), 1 / _LARGEST)
     bottom = 0.0 if low >= 0 and (from_zero or low <= room) else low - room
     return Scale(bottom, high + room, start, end)
 
