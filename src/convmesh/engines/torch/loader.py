@@ -1,0 +1,133 @@
+"""Micro-batches through PyTorch's ``DataLoader``, ahead of their use, onto the device.
+
+Legend: N samples, H rows, W columns, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from convmesh.engines.contract import Batch, Reader
+
+Key = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class TorchBatch(Batch):
+    """A micro-batch of tensors: uint8 (N, H, W, C), int64 (N,), float32 (N,).
+
+    Args:
+        num_real: Samples that count, known without asking the device.
+    """
+
+    num_real: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An error of a reader on its way out of a worker process: all of its fields, without pickling its type's rules."""
+
+    kind: type[Exception]
+    arguments: tuple[Any, ...]
+    fields: dict[str, Any]
+
+    def rebuild(self) -> Exception:
+        error = self.kind.__new__(self.kind)
+        error.args = self.arguments
+        error.__dict__.update(self.fields)
+        return error
+
+
+_Item = tuple[Tensor, Tensor, Tensor, float, int]
+
+
+class _ReadByKey(Dataset[Any]):
+    def __init__(self, reader: Reader, keys: Sequence[Key]) -> None:
+        self._reader = reader
+        self._keys = keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: int) -> _Item | _Failure:
+        try:
+            return _as_tensors(self._reader.read(self._keys[index]))
+        except Exception as error:
+            return _Failure(type(error), error.args, dict(error.__dict__))
+
+
+def load(reader: Reader, keys: Sequence[Key], *, num_workers: int, device: torch.device) -> Iterator[TorchBatch]:
+    """Reads micro-batches in order.
+
+    Args:
+        reader: Gives NumPy arrays; copied into worker processes if there are any.
+        keys: Which micro-batches.
+        num_workers: Worker processes, each two micro-batches ahead; 0 reads in this process.
+        device: Where the micro-batches shall lie; copied from pinned memory, without waiting, to a GPU.
+
+    Yields:
+        One micro-batch per key.
+
+    Raises:
+        ConvMeshError: What the reader raised, as it raised it.
+    """
+    num_workers = min(num_workers, len(keys))
+    items: Iterator[_Item | _Failure] = iter(
+        DataLoader(
+            _ReadByKey(reader, keys),
+            batch_size=None,
+            collate_fn=_unchanged,
+            num_workers=num_workers,
+            prefetch_factor=2 if num_workers else None,
+            pin_memory=device.type == "cuda",
+        )
+    )
+    for item in items:
+        if isinstance(item, _Failure):
+            raise item.rebuild()
+        yield _on_device(item, device)
+
+
+def to_device(batch: Batch, device: torch.device) -> TorchBatch:
+    """A micro-batch as tensors on the device, from NumPy arrays or tensors; one from ``load`` is returned as it is."""
+    return batch if isinstance(batch, TorchBatch) else _on_device(_as_tensors(batch), device)
+
+
+def _as_tensors(batch: Batch) -> _Item:
+    weights_N = _tensor(batch.weights_N).to(torch.float32)
+    return (
+        _tensor(batch.images_NHWC),
+        _tensor(batch.labels_N).to(torch.int64),
+        weights_N,
+        float(weights_N.sum()),
+        batch.num_skipped,
+    )
+
+
+def _tensor(array: Any) -> Tensor:
+    if isinstance(array, Tensor):
+        return array
+    array = np.ascontiguousarray(array)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _on_device(item: _Item, device: torch.device) -> TorchBatch:
+    images_NHWC, labels_N, weights_N, num_real, num_skipped = item
+    return TorchBatch(
+        images_NHWC=images_NHWC.to(device, non_blocking=True),
+        labels_N=labels_N.to(device, non_blocking=True),
+        weights_N=weights_N.to(device, non_blocking=True),
+        num_skipped=int(num_skipped),
+        num_real=float(num_real),
+    )
+
+
+def _unchanged(item: Any) -> Any:
+    return item

@@ -1,0 +1,190 @@
+"""One update and one evaluation batch of a network on one rank; implements `convmesh.engines.contract.TrainStep`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from convmesh.config.schema import RunConfig
+from convmesh.engines.contract import Arrays, Batch, CollectiveCount, EvalSums, PixelScale, TrainState, UpdateResult
+from convmesh.engines.torch.average import WeightAverage
+from convmesh.engines.torch.buffers import Buffers
+from convmesh.engines.torch.collectives import DataAxis
+from convmesh.engines.torch.loader import TorchBatch, to_device
+from convmesh.engines.torch.objective import DTYPES, Objective
+from convmesh.engines.torch.optimizer import Optimizer
+from convmesh.engines.torch.state import check_names, copy_arrays, export_network
+from convmesh.errors import CheckpointError, ModelError, raise_all
+
+
+class TorchTrainStep:
+    """A network with everything that training it takes, on one rank.
+
+    Args:
+        network: On the device, its parameters and buffers equal on all ranks of the axis.
+        run: The run.
+        pixel_scale: How pixels become the network's input.
+        axis: The data axis.
+
+    Raises:
+        ModelError: If the network has nothing to train.
+    """
+
+    def __init__(self, network: nn.Module, run: RunConfig, *, pixel_scale: PixelScale, axis: DataAxis) -> None:
+        parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        if not parameters:
+            raise ModelError("the network has no trainable parameter", got=type(network).__name__)
+        first = next(iter(parameters.values()))
+        self._network = network
+        self._run = run
+        self._axis = axis
+        self._device = first.device
+        self._num_updates = 0
+        self._counts: tuple[CollectiveCount, ...] = ()
+        self._objective = Objective(
+            pixel_scale,
+            device=first.device,
+            compute=DTYPES[run.precision.compute],
+            channels_last=run.train.channels_last,
+            dtype=first.dtype,
+        )
+        # The optimizer may move parameters into a flat buffer, so it comes before what remembers where they are.
+        self._optimizer = Optimizer(parameters, run.optimizer, axis=axis, shard=run.strategy.optimizer_sharding)
+        self._buffers = Buffers(network, axis=axis)
+        self._average = WeightAverage(network, decay=run.train.weight_average) if run.train.weight_average > 0 else None
+        self._parallel = axis.data_parallel(
+            network,
+            bucket_bytes=run.strategy.bucket_bytes,
+            reduction=DTYPES[run.precision.gradient_reduction],
+        )
+
+    def update(
+        self,
+        micro_batches: Sequence[Batch],
+        *,
+        global_count: int,
+        learning_rate: float,
+        loss_scale: float,
+        update_index: int,
+    ) -> UpdateResult:
+        """Runs one update; see `convmesh.engines.contract.TrainStep.update`.
+
+        Gradients of all but the last micro-batch stay on this rank. A skipped update leaves parameters, optimizer,
+        average and buffers as they were. PyTorch's global generators are seeded for each micro-batch.
+        """
+        self._axis.begin_update()
+        self._buffers.remember()
+        self._optimizer.clear_gradients()
+        batches = [to_device(batch, self._device) for batch in micro_batches]
+        losses = []
+        for micro, batch in enumerate(batches):
+            self._seed(update_index, micro)
+            last = micro == len(batches) - 1
+            losses.append(self._backward(batch, factor=loss_scale / global_count, reduce=last))
+        self._axis.count_used_parameters(self._network)
+        overflow, norm = self._optimizer.step(learning_rate=learning_rate, loss_scale=loss_scale)
+        if overflow:
+            self._buffers.restore()
+        else:
+            num_real = sum(batch.num_real for batch in batches)
+            ragged = global_count != self._run.train.global_batch
+            self._buffers.combine(weight=num_real / global_count, ragged=ragged)
+            self._num_updates += 1
+            if self._average is not None:
+                self._average.update()
+        self._counts = self._axis.counts()
+        return UpdateResult(
+            loss_sum=torch.stack(losses).sum(),
+            overflow=overflow,
+            gradient_norm=norm if self._run.optimizer.clip_norm is not None else None,
+        )
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> EvalSums:
+        """Runs one batch in evaluation mode, with averaged weights if there are any; without label smoothing."""
+        batch = to_device(batch, self._device)
+        _set_mode(self._network, training=False)
+        forward = self._network if self._average is None else self._average.scores
+        scores_NK = self._objective.scores(forward, batch)
+        correct_N = (scores_NK.argmax(dim=1) == batch.labels_N) * batch.weights_N
+        return EvalSums(
+            loss_sum=self._objective.losses(scores_NK, batch).sum(),
+            num_correct=correct_N.sum(),
+            num_samples=batch.weights_N.sum(),
+        )
+
+    def export_state(self) -> TrainState:
+        """Whole tensors of everything; with a sharded optimizer all ranks must call it."""
+        return TrainState(
+            network=export_network(self._network),
+            optimizer=self._optimizer.export_state(),
+            average=self._average.export_state() if self._average is not None else {},
+            num_updates=self._num_updates,
+        )
+
+    def import_state(self, state: TrainState) -> None:
+        """Takes over a state; changes nothing if something does not fit. Communicates nothing.
+
+        Without optimizer tensors the optimizer starts afresh, and without an average it starts from the network.
+
+        Raises:
+            CheckpointError: If names are missing or unexpected, or shapes differ; all of them are listed.
+        """
+        tensors = self._network.state_dict()
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        errors = check_names(state.network, shapes, what="the checkpoint", error=CheckpointError)
+        errors += self._optimizer.check_state(state.optimizer)
+        if self._average is not None and state.average:
+            errors += self._average.check_state(state.average)
+        raise_all(errors)
+        copy_arrays(tensors, state.network)
+        self._optimizer.import_state(state.optimizer, num_updates=state.num_updates)
+        if self._average is not None:
+            self._average.restart()
+            self._average.import_state(state.average)
+        self._num_updates = state.num_updates
+
+    def local_tensors(self) -> Arrays:
+        """This rank's copy of every parameter and persistent buffer."""
+        return export_network(self._network)
+
+    def collectives(self) -> tuple[CollectiveCount, ...]:
+        """What the last update communicated."""
+        return self._counts
+
+    def optimizer_bytes(self) -> int:
+        """Bytes of optimizer state that this rank holds from the first update on."""
+        return self._optimizer.num_bytes()
+
+    def num_parameters(self) -> int:
+        """Elements of all trainable parameters of the whole network."""
+        return sum(parameter.numel() for parameter in self._network.parameters() if parameter.requires_grad)
+
+    def _backward(self, batch: TorchBatch, *, factor: float, reduce: bool) -> Tensor:
+        # A filler takes part in the collectives and leaves no trace: in evaluation mode batch norm learns nothing
+        # from it, and accepts a single value per channel.
+        _set_mode(self._network, training=batch.num_real > 0)
+        if isinstance(self._parallel, DistributedDataParallel) and not reduce:
+            with self._parallel.no_sync():
+                return self._loss(batch, factor)
+        return self._loss(batch, factor)
+
+    def _loss(self, batch: TorchBatch, factor: float) -> Tensor:
+        scores_NK = self._objective.scores(self._parallel, batch)
+        losses_N = self._objective.losses(scores_NK, batch, label_smoothing=self._run.train.label_smoothing)
+        loss = losses_N.sum()
+        (loss * factor).backward()
+        return loss.detach()
+
+    def _seed(self, update_index: int, micro: int) -> None:
+        entropy = (self._run.train.seed, update_index, self._axis.position, micro)
+        torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1)))
+
+
+def _set_mode(network: nn.Module, *, training: bool) -> None:
+    if network.training != training:
+        network.train(training)
