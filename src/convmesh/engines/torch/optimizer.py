@@ -14,7 +14,7 @@ from convmesh.config.schema import OptimizerConfig
 from convmesh.engines.contract import Arrays
 from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.shard import Shard
-from convmesh.engines.torch.state import check_names, to_array
+from convmesh.engines.torch.state import check_names, to_array, to_tensor
 from convmesh.engines.torch.storage import StorageOrder
 from convmesh.errors import CheckpointError, ConvMeshError
 
@@ -138,7 +138,7 @@ class Optimizer:
             if self._config.name == "adamw":
                 state["step"] = torch.tensor(float(num_updates), dtype=torch.float32, device=piece.value.device)
             for torch_name in self._slots:
-                whole = torch.from_numpy(arrays[f"{NEUTRAL_SLOTS[torch_name]}/{piece.name}"])
+                whole = to_tensor(arrays[f"{NEUTRAL_SLOTS[torch_name]}/{piece.name}"])
                 own = torch.empty_like(piece.value, requires_grad=False)
                 flat = self._orders[piece.name].flatten(whole)[piece.start : piece.stop]
                 state[torch_name] = own.copy_(flat if self._shard is not None else whole)

@@ -32,6 +32,11 @@ def to_array(tensor: Tensor) -> npt.NDArray[Any]:
     return np.array(tensor.cpu().numpy(), order="C", copy=True)
 
 
+def to_tensor(array: npt.NDArray[Any]) -> Tensor:
+    """A copy of an array as a tensor on the CPU; arrays mapped from a file are read-only, which tensors can't be."""
+    return torch.from_numpy(np.array(array, order="C", copy=True))
+
+
 def export_network(network: nn.Module) -> Arrays:
     """Copies all parameters and persistent buffers of a network.
 
@@ -109,7 +114,7 @@ def import_optimizer(optimizer: torch.optim.Optimizer, network: nn.Module, array
         slot = name.partition("/")[0]
         parameter = parameters[wanted[name]]
         if array.ndim == parameter.ndim:
-            value = torch.empty_like(parameter, requires_grad=False).copy_(torch.from_numpy(array))
+            value = torch.empty_like(parameter, requires_grad=False).copy_(to_tensor(array))
         else:
             # Counters stay on the CPU, except those of fused kernels.
             value = torch.tensor(array.item(), device=parameter.device if fused[id(parameter)] else "cpu")
@@ -152,7 +157,7 @@ def copy_arrays(tensors: Mapping[str, Tensor], arrays: Arrays) -> None:
     """Copies arrays into tensors of the same names, in place; tensors without an array stay."""
     for name, tensor in tensors.items():
         if name in arrays:
-            tensor.copy_(torch.from_numpy(np.ascontiguousarray(arrays[name])))
+            tensor.copy_(to_tensor(arrays[name]))
 
 
 def _parameter_of(name: str) -> str:
