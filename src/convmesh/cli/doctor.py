@@ -53,10 +53,10 @@ def print_doctor(report: DoctorReport, console: Console | None = None) -> None:
     for finding in report.findings:
         mark = "[red]problem[/red]" if finding.is_problem else "[yellow]remark[/yellow]"
         out.print(mark, end=": ")
-        out.print(finding.text + (f". Fix: {finding.fix}" if finding.fix else "."), markup=False)
+        out.print(finding.text + (f". Fix: {finding.fix}" if finding.fix else "."), markup=False, soft_wrap=True)
     demo = report.demo
     out.print("[green]demo: yes[/green]" if demo.possible else "[red]demo: no[/red]", end=", ")
-    out.print(demo.reason + (f". Run: {demo.command}" if demo.command else "."), markup=False)
+    out.print(demo.reason + (f". Run: {demo.command}" if demo.command else "."), markup=False, soft_wrap=True)
 
 
 def _print_machine(report: DoctorReport, out: Console) -> None:
@@ -94,7 +94,7 @@ def _print_collectives(engine: EngineState, out: Console) -> None:
     from rich.text import Text
 
     how = "tried by two ranks" if engine.measured else "as known for CPU; --collectives tries them"
-    table = Table(title=f"{engine.title}: collectives, {how}", title_justify="left", title_style="bold")
+    table = Table(title=f"{engine.title}: collectives, {how}", title_justify="left", title_style="bold", min_width=76)
     table.add_column("collective", no_wrap=True)
     table.add_column("works")
     if engine.measured:

@@ -93,7 +93,17 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, count: int, base: int) -> list[float]:
-    """Powers of ``base`` from ``low`` to ``high``, thinned to about ``count``; empty if fewer than two fit."""
+    """Powers of a base, thinned to about ``count``.
+
+    Args:
+        low: Smallest value that a tick may have; above 0.
+        high: Largest value that a tick may have.
+        count: How many are wanted, roughly.
+        base: The base, 2 or 10 as a rule.
+
+    Returns:
+        The ticks in rising order; empty if fewer than two fit.
+    """
     first, last = math.ceil(_log(low, base) - 1e-9), math.floor(_log(high, base) + 1e-9)
     stride = max(1, math.ceil((last - first + 1) / max(1, count)))
     ticks = [float(base) ** exponent for exponent in range(first, last + 1, stride)]
