@@ -253,3 +253,10 @@ def test_positions_outside_are_refused() -> None:
         sampler.global_ids(0, 3)
     with pytest.raises(ConfigError, match=r"no such shard \(got 2"):
         sampler.micro_batches(0, 0, 2)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("random", [11, 8]), ("stratified", [2, 10])])
+def test_orders_stay_as_they_are(kind: Any, expected: list[int]) -> None:
+    """A run that an older version started goes on with the same samples."""
+    sampler = make_sampler(kind, np.arange(12) % 3, batching=Batching(4, 2), seed=1)
+    assert sampler.micro_batches(2, 1, 1)[0].tolist() == expected

@@ -127,7 +127,7 @@ def _scan(folder: Path, classes: list[os.DirEntry[str]]) -> FolderIndex:
 
 def _read(path: Path, folder: Path) -> FolderIndex | None:
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays: dict[str, npt.NDArray[Any]] = dict(stored)
         return FolderIndex(folder=folder, class_names=tuple(arrays.pop("class_names").tolist()), **arrays)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):

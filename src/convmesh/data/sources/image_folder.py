@@ -6,7 +6,6 @@ Files are opened only when their images are needed.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -132,10 +131,8 @@ def _wrong_layout(folder: Path, *, has_train: bool) -> DataError:
             expected="a folder val/<class>/*.jpg",
             fix=f"Move some images of every class from {folder / 'train'} to {folder / 'val'}",
         )
-    holds_classes = any(
-        entry.is_dir() and any(file.name.lower().endswith(SUFFIXES) for file in os.scandir(entry.path))
-        for entry in os.scandir(folder)
-    )
+    below = (file for entry in folder.iterdir() if entry.is_dir() for file in entry.iterdir())
+    holds_classes = any(file.suffix.lower() in SUFFIXES for file in below)
     if holds_classes:
         return DataError(
             f"{folder} holds class folders, but not which images are for training",
