@@ -91,6 +91,19 @@ def _check_sizes(of_shards: list[tuple[Array, ...]], batching: Batching, *, is_f
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40, deadline=None)
 @given(case=cases())
+def test_a_whole_epoch_is_its_micro_batches(kind: Any, case: tuple[Array, Batching, int]) -> None:
+    labels, batching, epoch = case
+    sampler = make_sampler(kind, labels, batching=batching, seed=3)
+    for shard in range(batching.num_shards):
+        parts = [part for update in range(sampler.num_updates) for part in sampler.micro_batches(epoch, update, shard)]
+        ids, sizes = sampler.epoch_parts(epoch, shard)
+        assert ids.tolist() == sampler.epoch_ids(epoch, shard).tolist() == [i for part in parts for i in part]
+        assert sizes.tolist() == [len(part) for part in parts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(case=cases())
 def test_global_batches_depend_on_neither_shards_nor_accumulation(kind: Any, case: tuple[Array, Batching, int]) -> None:
     labels, batching, epoch = case
     alone = Batching(batching.global_batch, last_batch=batching.last_batch)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from convmesh.config.schema import RunConfig
 from convmesh.data.open import open_data
 from convmesh.data.reader import batching_of
-from convmesh.data.samplers import Sampler, make_sampler
+from convmesh.data.samplers import make_sampler
 
 _CHUNK_CELLS = 2**21
 
@@ -98,7 +98,7 @@ def inspect_data(run: RunConfig, num_ranks: int) -> DataReport:
     datasets = open_data(run.data)
     source = datasets.train
     sampler = make_sampler(run.data.sampler, source.labels_N, batching=batching, seed=run.train.seed)
-    ids_R = [_epoch_parts(sampler, shard) for shard in range(num_ranks)]
+    ids_R = [sampler.epoch_parts(0, shard) for shard in range(num_ranks)]
     num_classes = len(datasets.class_names)
     counts_RC = np.array([np.bincount(source.labels_N[ids], minlength=num_classes) for ids, _ in ids_R], dtype=np.int64)
     share_C = counts_RC.sum(axis=0) / counts_RC.sum()
@@ -145,10 +145,3 @@ def micro_batch_deviation(
         counts_PC = np.bincount(cells, minlength=len(sizes) * num_classes).reshape(len(sizes), num_classes)
         largest = max(largest, float(np.abs(counts_PC - sizes[:, None] * share_C).max(initial=0.0)))
     return largest
-
-
-def _epoch_parts(sampler: Sampler[Any], shard: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The samples of epoch 0 of a shard, and the sizes of its micro-batches."""
-    parts = [part for update in range(sampler.num_updates) for part in sampler.micro_batches(0, update, shard)]
-    sizes_P = np.array([len(part) for part in parts], dtype=np.int64)
-    return np.concatenate([np.zeros(0, dtype=np.int64), *parts]), sizes_P
