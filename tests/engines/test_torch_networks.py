@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from convmesh.errors import ModelError  # noqa: E402
-from convmesh.models.torch import build  # noqa: E402
+import torch
+
+from convmesh.errors import ModelError
+from convmesh.models.torch import build
 
 pytestmark = pytest.mark.torch
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from convmesh.engines.contract import Arrays
-from convmesh.engines.torch.state import check_names, copy_arrays, to_array
-from convmesh.errors import CheckpointError, ConvMeshError
+from convmesh.engines.torch.state import copy_arrays, find_misfits, to_array
 
 
 class WeightAverage:
@@ -44,13 +43,13 @@ class WeightAverage:
         """Copies of the average by name."""
         return {name: to_array(tensor) for name, tensor in self._values.items()}
 
-    def check_state(self, arrays: Arrays) -> list[ConvMeshError]:
+    def find_misfits(self, arrays: Arrays) -> list[str]:
         """What is missing, unexpected or of another shape."""
         shapes = {name: tuple(tensor.shape) for name, tensor in self._values.items()}
-        return check_names(arrays, shapes, what="the weight average", error=CheckpointError)
+        return find_misfits(arrays, shapes, source="the weight average")
 
     def import_state(self, arrays: Arrays) -> None:
-        """Takes over an average that has passed ``check_state``."""
+        """Takes over an average that has passed ``find_misfits``."""
         copy_arrays(self._values, arrays)
 
 

@@ -14,9 +14,8 @@ from convmesh.config.schema import OptimizerConfig
 from convmesh.engines.contract import Arrays
 from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.shard import Shard
-from convmesh.engines.torch.state import check_names, to_array, to_tensor
+from convmesh.engines.torch.state import find_misfits, to_array, to_tensor
 from convmesh.engines.torch.storage import StorageOrder
-from convmesh.errors import CheckpointError, ConvMeshError
 
 NEUTRAL_SLOTS = {"momentum_buffer": "momentum", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 """PyTorch's names of the optimizer's tensors to engine-neutral ones."""
@@ -116,7 +115,7 @@ class Optimizer:
                 arrays[f"{NEUTRAL_SLOTS[torch_name]}/{name}"] = to_array(whole[name])
         return arrays
 
-    def check_state(self, arrays: Arrays) -> list[ConvMeshError]:
+    def find_misfits(self, arrays: Arrays) -> list[str]:
         """What is missing, unexpected or of another shape in a state; an empty state is a fresh one."""
         if not arrays:
             return []
@@ -125,10 +124,10 @@ class Optimizer:
             for slot in self._slots
             for name, parameter in self._parameters.items()
         }
-        return check_names(arrays, expected, what="the optimizer state", error=CheckpointError)
+        return find_misfits(arrays, expected, source="the optimizer state")
 
     def import_state(self, arrays: Arrays, *, num_updates: int) -> None:
-        """Takes over whole tensors, of which a shard keeps its part; ``arrays`` has passed ``check_state``."""
+        """Takes over whole tensors, of which a shard keeps its part; ``arrays`` has passed ``find_misfits``."""
         self._optimizer.state.clear()
         self._has_state = bool(arrays)
         if not arrays:

@@ -6,7 +6,7 @@ whatever the memory format on the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from convmesh.engines.contract import Arrays
-from convmesh.errors import CheckpointError, ConvMeshError, raise_all
+from convmesh.errors import CheckpointError, ConvMeshError
 
 OPTIONAL_SUFFIX = "num_batches_tracked"
 """Counters that other engines and older checkpoints don't have."""
@@ -65,7 +65,7 @@ def import_network(
     """
     tensors = network.state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    raise_all(check_names(arrays, shapes, what=source, error=error))
+    refuse_misfits(find_misfits(arrays, shapes, source=source), error)
     copy_arrays(tensors, arrays)
 
 
@@ -108,7 +108,7 @@ def import_optimizer(optimizer: torch.optim.Optimizer, network: nn.Module, array
         for (name, of), array in zip(wanted.items(), arrays.values(), strict=True)
         if of in parameters
     }
-    raise_all(check_names(arrays, shapes, what="the optimizer state", error=CheckpointError))
+    refuse_misfits(find_misfits(arrays, shapes, source="the optimizer state"), CheckpointError)
     optimizer.state.clear()
     for name, array in arrays.items():
         slot = name.partition("/")[0]
@@ -121,19 +121,16 @@ def import_optimizer(optimizer: torch.optim.Optimizer, network: nn.Module, array
         optimizer.state[parameter][_TORCH_NAMES.get(slot, slot)] = value
 
 
-def check_names(
-    arrays: Arrays, shapes: Mapping[str, tuple[int, ...]], *, what: str, error: type[ConvMeshError]
-) -> list[ConvMeshError]:
+def find_misfits(arrays: Arrays, shapes: Mapping[str, tuple[int, ...]], *, source: str) -> list[str]:
     """Compares arrays with the names and shapes that are wanted.
 
     Args:
         arrays: What there is.
         shapes: Wanted names and shapes.
-        what: Where the arrays are from, for the messages.
-        error: Type of the errors.
+        source: Where the arrays are from.
 
     Returns:
-        Up to three errors: names that are missing, names that are unexpected, and shapes that differ, all listed.
+        Up to three clauses: names that are missing, names that are unexpected, and shapes that differ, all listed.
     """
     missing = [name for name in shapes if name not in arrays and not name.endswith(OPTIONAL_SUFFIX)]
     unexpected = [name for name in arrays if name not in shapes]
@@ -142,14 +139,18 @@ def check_names(
         for name, shape in shapes.items()
         if name in arrays and tuple(arrays[name].shape) != tuple(shape)
     ]
-    errors: list[ConvMeshError] = []
-    if missing:
-        errors.append(error(f"{what} lacks {len(missing)} tensors: {', '.join(missing)}"))
-    if unexpected:
-        errors.append(error(f"{what} has {len(unexpected)} unexpected tensors: {', '.join(unexpected)}"))
-    if misshaped:
-        errors.append(error(f"{what} has {len(misshaped)} tensors of another shape: {', '.join(misshaped)}"))
-    return errors
+    findings = (("lacks", "", missing), ("has", "unexpected ", unexpected), ("has", "misshaped ", misshaped))
+    return [
+        f"{source} {verb} {len(names)} {kind}tensor{'s' if len(names) > 1 else ''}: {', '.join(names)}"
+        for verb, kind, names in findings
+        if names
+    ]
+
+
+def refuse_misfits(misfits: Sequence[str], error: type[ConvMeshError]) -> None:
+    """Raises one error that holds all clauses, if there are any."""
+    if misfits:
+        raise error("; ".join(misfits), fix="Use tensors of the same network and optimizer")
 
 
 @torch.no_grad()

@@ -17,8 +17,8 @@ from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.loader import TorchBatch, to_device
 from convmesh.engines.torch.objective import DTYPES, Objective
 from convmesh.engines.torch.optimizer import Optimizer
-from convmesh.engines.torch.state import check_names, copy_arrays, export_network
-from convmesh.errors import CheckpointError, ModelError, raise_all
+from convmesh.engines.torch.state import copy_arrays, export_network, find_misfits, refuse_misfits
+from convmesh.errors import CheckpointError, ModelError
 
 
 class TorchTrainStep:
@@ -136,11 +136,11 @@ class TorchTrainStep:
         """
         tensors = self._network.state_dict()
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        errors = check_names(state.network, shapes, what="the checkpoint", error=CheckpointError)
-        errors += self._optimizer.check_state(state.optimizer)
+        misfits = find_misfits(state.network, shapes, source="the checkpoint")
+        misfits += self._optimizer.find_misfits(state.optimizer)
         if self._average is not None and state.average:
-            errors += self._average.check_state(state.average)
-        raise_all(errors)
+            misfits += self._average.find_misfits(state.average)
+        refuse_misfits(misfits, CheckpointError)
         copy_arrays(tensors, state.network)
         self._optimizer.import_state(state.optimizer, num_updates=state.num_updates)
         if self._average is not None:
