@@ -8,36 +8,79 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from convmesh.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from convmesh.api import PreparedRun, TrainResult, prepare, train
     from convmesh.config import RunConfig, config_schema, load_config
+    from convmesh.config.reference import config_reference
+    from convmesh.data.adapters import ShardBatches, ShardIds
+    from convmesh.data.batching import Batching
+    from convmesh.data.fetch import fetch_cifar10, fetch_digits
+    from convmesh.data.inspect import DataReport, inspect_data
+    from convmesh.data.samplers import RandomSampler, SequentialSampler, StratifiedSampler
     from convmesh.errors import ConvMeshError
     from convmesh.mesh import Mesh
+    from convmesh.report.doctor import DoctorReport, doctor
+    from convmesh.report.html import write_report
+    from convmesh.training.standalone import check_sync, load_checkpoint, save_checkpoint
 
 _HOMES = {
+    "Batching": "convmesh.data.batching",
     "ConvMeshError": "convmesh.errors",
+    "DataReport": "convmesh.data.inspect",
+    "DoctorReport": "convmesh.report.doctor",
     "Mesh": "convmesh.mesh",
     "PreparedRun": "convmesh.api",
+    "RandomSampler": "convmesh.data.samplers",
     "RunConfig": "convmesh.config",
+    "SequentialSampler": "convmesh.data.samplers",
+    "ShardBatches": "convmesh.data.adapters",
+    "ShardIds": "convmesh.data.adapters",
+    "StratifiedSampler": "convmesh.data.samplers",
     "TrainResult": "convmesh.api",
+    "check_sync": "convmesh.training.standalone",
+    "config_reference": "convmesh.config.reference",
     "config_schema": "convmesh.config",
+    "doctor": "convmesh.report.doctor",
+    "fetch_cifar10": "convmesh.data.fetch",
+    "fetch_digits": "convmesh.data.fetch",
+    "inspect_data": "convmesh.data.inspect",
+    "load_checkpoint": "convmesh.training.standalone",
     "load_config": "convmesh.config",
     "prepare": "convmesh.api",
+    "save_checkpoint": "convmesh.training.standalone",
     "train": "convmesh.api",
+    "write_report": "convmesh.report.html",
 }
 
 __all__ = [
+    "Batching",
     "ConvMeshError",
+    "DataReport",
+    "DoctorReport",
     "Mesh",
     "PreparedRun",
+    "RandomSampler",
     "RunConfig",
+    "SequentialSampler",
+    "ShardBatches",
+    "ShardIds",
+    "StratifiedSampler",
     "TrainResult",
+    "check_sync",
+    "config_reference",
     "config_schema",
+    "doctor",
+    "fetch_cifar10",
+    "fetch_digits",
+    "inspect_data",
+    "load_checkpoint",
     "load_config",
     "prepare",
+    "save_checkpoint",
     "train",
+    "write_report",
 ]
 
 

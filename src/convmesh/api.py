@@ -13,6 +13,7 @@ from typing import Any
 from convmesh.config import RunConfig, check_config, load_config, parse_config
 from convmesh.config.rules import resolve_mesh
 from convmesh.data.inspect import DataReport, inspect_data
+from convmesh.data.open import open_data
 from convmesh.engines import is_installed, load_launcher
 from convmesh.engines.contract import World
 from convmesh.errors import ConfigError, ConvMeshError, EngineError, MistakeList, RunFolderError, raise_all
@@ -106,12 +107,15 @@ def prepare(
     mistakes += launcher.check(run, device=device, num_ranks=grid.num_ranks)
     data: DataReport | None = None
     try:
-        data = inspect_data(run, num_ranks=grid.size("data"))
+        if mistakes:
+            open_data(run.data)  # Only to tell what is wrong with the data as well.
+        else:
+            data = inspect_data(run, num_ranks=grid.size("data"))
     except MistakeList as found:
         mistakes += found.errors
     except ConvMeshError as found:
         mistakes.append(found)
-    raise_all(_without_repetition(mistakes))
+    raise_all(mistakes)
     if data is None:
         raise AssertionError("unreachable: every failure above is an error")
     return PreparedRun(run=run, mesh=grid, device=device, data=data)
@@ -256,7 +260,3 @@ def _report(folder: RunFolder) -> Path | None:
 
 def _as_mapping(run: RunConfig) -> dict[str, Any]:
     return {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
-
-
-def _without_repetition(mistakes: list[ConvMeshError]) -> list[ConvMeshError]:
-    return list({str(mistake): mistake for mistake in mistakes}.values())

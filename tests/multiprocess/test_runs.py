@@ -112,7 +112,7 @@ def test_a_run_on_two_ranks_leaves_what_it_promises(config, tmp_path, engine):
     assert len(summary["peak_memory_bytes"]) == 2
     assert summary["sync_checks"] == 2 + 60 // 7
     assert all(count["number"] > 0 for count in summary["collectives"])
-    assert [record["num_samples"] for record in records(run_dir, "eval")] == [360, 360]
+    assert [record["num_samples"] for record in records(run_dir, "eval")] == [359, 359]
     assert records(run_dir, "step")[-1]["update"] == 60
     assert all(len(record["step_seconds"]) == 2 for record in records(run_dir, "step"))
 

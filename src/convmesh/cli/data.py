@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Fetch data sets, and see how data falls on ranks.", no_args_is_help=True)
 
+_MOST_CLASSES, _MOST_RANKS = 20, 8
+"""Beyond these a table of every class on every rank is no longer readable; the PNG and the JSON hold it."""
+
 
 class DataSetName(StrEnum):
     """Data sets that can be fetched."""
@@ -76,21 +79,28 @@ def _print_table(report: DataReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("rank", "samples", "least of a class", "most of a class", "largest deviation", "expected cost")
-    for column in table.columns:
-        column.justify = "right"
+    console = Console()
+    by_rank = Table("rank", "samples", "least of a class", "most of a class", "largest deviation", "expected cost")
     for rank, counts_C in enumerate(report.counts_RC):
         cost = float(report.costs_R[rank])
-        least, most = int(counts_C.argmin()), int(counts_C.argmax())
-        table.add_row(
+        by_rank.add_row(
             str(rank),
             f"{report.samples_R[rank]:,}",
-            f"{counts_C[least]:,} ({report.class_names[least]})",
-            f"{counts_C[most]:,} ({report.class_names[most]})",
+            f"{counts_C.min():,}",
+            f"{counts_C.max():,}",
             f"{report.deviations_R[rank]:.2f}",
             format_bytes(cost) if report.cost_unit == "bytes" else f"{cost:,.0f} samples",
         )
-    Console().print(table)
+    tables = [by_rank]
+    if len(report.class_names) <= _MOST_CLASSES and report.num_ranks <= _MOST_RANKS:
+        by_class = Table("class", *(f"rank {rank}" for rank in range(report.num_ranks)), "share of a rank")
+        for name, counts_R in zip(report.class_names, report.counts_RC.T, strict=True):
+            by_class.add_row(name, *(f"{count:,}" for count in counts_R), f"{counts_R.mean():,.2f}")
+        tables.append(by_class)
+    for table in tables:
+        for column in table.columns:
+            column.justify = "right"
+        console.print(table)
     typer.echo(
         f"{report.num_updates:,} updates per epoch, {report.num_dropped:,} samples left out, "
         f"{report.num_eval:,} for evaluation.\n"

@@ -49,9 +49,6 @@ def main() -> None:
     except ConvMeshError as error:
         print(f"convmesh: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("convmesh: stopped; go on with --resume", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

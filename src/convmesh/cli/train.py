@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +25,7 @@ EngineOption = Annotated[str | None, typer.Option(metavar="mindspore|torch", hel
 MeshOption = Annotated[str | None, typer.Option(metavar="AXIS=SIZE,...", help="The mesh of ranks, like data=4.")]
 
 
-def train(  # noqa: PLR0913 - one parameter per option
+def train(  # noqa: PLR0913, PLR0917 - one parameter per option
     config: ConfigArgument,
     ranks: Annotated[int | None, typer.Option(min=1, help="Number of ranks, one process each.")] = None,
     engine: EngineOption = None,
@@ -44,23 +44,27 @@ def train(  # noqa: PLR0913 - one parameter per option
         return
     from convmesh import api
 
-    with _display() as watch:
-        result = api.train(
-            config,
-            ranks=ranks,
-            mesh=mesh,
-            engine=engine,
-            overrides=overrides,
-            run_dir=run_dir,
-            resume=resume,
-            on_start=watch,
-        )
+    try:
+        with _display() as watch:
+            result = api.train(
+                config,
+                ranks=ranks,
+                mesh=mesh,
+                engine=engine,
+                overrides=overrides,
+                run_dir=run_dir,
+                resume=resume,
+                on_start=watch,
+            )
+    except KeyboardInterrupt:
+        typer.echo("convmesh: stopped; the same command with --resume and the --run-dir goes on", err=True)
+        raise typer.Exit(130) from None
     if result.report is not None:
         _print_result(result)
 
 
 @contextlib.contextmanager
-def _display() -> Iterator[object]:
+def _display() -> Iterator[Callable[[RunFolder], None]]:
     """Follows the metrics file of the run from a thread, whichever processes write it."""
     from rich.console import Console
 
@@ -106,7 +110,8 @@ def _dry_run(
         f"{config}: nothing is wrong.\n"
         f"Engine {run.engine} on {prepared.device}, mesh {prepared.mesh}; global batch {run.train.global_batch} = "
         f"{prepared.mesh.size('data')} ranks x {run.strategy.accumulation} micro-batches x {micro_batch} samples.\n"
-        f"{data.num_updates} updates per epoch, {run.train.epochs} epochs; {data.num_dropped} samples left out per epoch.\n"
+        f"{data.num_updates} updates per epoch, {run.train.epochs} epochs; "
+        f"{data.num_dropped} samples left out per epoch.\n"
         f"Run folder: {folder.root}"
     )
     plan = prepared.launch_plan(folder)

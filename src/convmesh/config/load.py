@@ -81,7 +81,7 @@ def dump_config(run: RunConfig) -> str:
 def config_schema() -> dict[str, Any]:
     """The JSON Schema of the run file, for editors and other tools."""
     schema = _ADAPTER.json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "ConvMesh run file", **schema}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ConvMesh run file"}
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

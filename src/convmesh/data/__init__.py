@@ -1,1 +1,1 @@
-"""data."""
+"""Data: samplers, sources, readers. Importing this package opens nothing and imports no framework."""

@@ -56,10 +56,9 @@ class Batching:
         below, above = self.global_batch // parts * parts, -(-self.global_batch // parts) * parts
         nearest = f"{below} or {above}" if below else str(above)
         return ConfigError(
-            f"the global batch does not divide into {self.num_shards} shards x {self.accumulation} micro-batches",
-            got=self.global_batch,
-            expected=f"a multiple of {parts}",
-            fix=f"Set train.global_batch to {nearest}, or change the ranks or strategy.accumulation",
+            "train.global_batch is not divisible into micro-batches",
+            got=f"{self.global_batch} samples over {self.num_shards} ranks x {self.accumulation} micro-batches",
+            fix=f"Set 'train.global_batch: {nearest}'",
         )
 
     @property

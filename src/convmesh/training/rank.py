@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-import convmesh
 from convmesh.config import RunConfig
 from convmesh.data.open import DataSets, open_data
 from convmesh.data.reader import EvalReader, TrainReader
@@ -24,6 +23,7 @@ from convmesh.training.checkpoint import load_newest
 from convmesh.training.loop import Loop
 from convmesh.training.metrics import CallbackSink, Fanout, JsonLinesSink, MetricsSink, Record
 from convmesh.training.run_folder import RunFolder, write_json
+from convmesh.version import __version__
 
 
 def run_rank(
@@ -179,7 +179,7 @@ def _summary(engine: Engine, step: TrainStep, loop: Loop, *, run: RunConfig, wor
 
 def _versions() -> dict[str, str]:
     return {
-        "convmesh": convmesh.__version__,
+        "convmesh": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "platform": platform.platform(),

@@ -56,6 +56,15 @@ def main(arguments: list[str]) -> int:
 def world_of(place: RankPlace, *, mesh: str, device: str, num_threads: int) -> World:
     """The world of a rank, from where it stands and what its launcher decided.
 
+    Args:
+        place: Rank and number of ranks.
+        mesh: The mesh, as text.
+        device: The device, resolved.
+        num_threads: Threads that the rank may compute with.
+
+    Returns:
+        The world.
+
     Raises:
         LaunchError: If the mesh does not have as many ranks as were started.
     """

@@ -169,6 +169,22 @@ class DataAxis:
         tally.num_bytes += tensor.numel() * tensor.element_size()
 
 
+def gather_values(value: Any) -> list[Any]:
+    """Gathers a small picklable value of every rank of the default process group, in rank order.
+
+    Args:
+        value: This rank's value.
+
+    Returns:
+        One value per rank; just this one where no process group was initialised.
+    """
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def count_buckets(parameter_bytes: Sequence[int], bucket_bytes: int) -> int:
     """How many buckets gradients of these sizes are reduced in.
 

@@ -17,7 +17,7 @@ from torch import nn
 from convmesh.config.schema import ModelConfig, RunConfig
 from convmesh.engines.contract import Batch, PixelScale, Reader, World
 from convmesh.engines.torch import networks
-from convmesh.engines.torch.collectives import DataAxis
+from convmesh.engines.torch.collectives import DataAxis, gather_values
 from convmesh.engines.torch.loader import load
 from convmesh.engines.torch.train_step import TorchTrainStep
 from convmesh.errors import EngineError, ModelError
@@ -109,9 +109,7 @@ class TorchEngine:
         """Gathers a small picklable value of every rank, in rank order; returns ``[value]`` for a single rank."""
         if self._world is None or self._world.num_ranks == 1:
             return [value]
-        values: list[Any] = [None] * self._world.num_ranks
-        dist.all_gather_object(values, value)
-        return values
+        return gather_values(value)
 
     def peak_memory_bytes(self) -> int:
         """Largest memory of this rank so far: allocated on the GPU, or resident on CPU."""
