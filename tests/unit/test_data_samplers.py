@@ -234,9 +234,11 @@ def test_evaluation_sees_every_sample_once(num_samples: int, num_shards: int, ba
 
 
 def test_indivisible_batch_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"4 shards x 2 micro-batches \(got 100.*Set train.global_batch to 96 or 104"):
+    with pytest.raises(
+        ConfigError, match=r"100 samples over 4 ranks x 2 micro-batches.*'train.global_batch: 96 or 104'"
+    ):
         Batching(100, 4, 2)
-    with pytest.raises(ConfigError, match=r"Set train\.global_batch to 8,"):
+    with pytest.raises(ConfigError, match=r"Set 'train\.global_batch: 8'"):
         Batching(3, 4, 2)
 
 

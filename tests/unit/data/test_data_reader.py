@@ -129,7 +129,7 @@ def test_evaluation_batch_is_the_micro_batch_by_default(make_run: MakeRun) -> No
 
 
 def test_batch_that_does_not_divide_is_refused(make_run: MakeRun) -> None:
-    with pytest.raises(ConfigError, match=r"Set train.global_batch to 6 or 9"):
+    with pytest.raises(ConfigError, match=r"Set 'train\.global_batch: 6 or 9'"):
         TrainReader(_datasets(20), make_run("idx", path="x"), num_shards=3, shard=0)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from convmesh.data.files import cache_root, locked
+from convmesh.data.files import CacheError, cache_root, locked
 from convmesh.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
@@ -72,10 +71,8 @@ def load_index(folder: Path) -> FolderIndex:
     path = _cache_path(folder, classes)
     try:
         with locked(path.with_suffix(".lock")):
-            return _read(path, folder) or _write(path, _scan(folder, classes))
-    except (DataError, OSError):
-        if os.access(path.parent, os.W_OK):
-            raise
+            return _read(path, folder) or _keep(path, _scan(folder, classes))
+    except CacheError:
         return _scan(folder, classes)  # A cache that can't be written costs time, not the run.
 
 
@@ -134,10 +131,11 @@ def _read(path: Path, folder: Path) -> FolderIndex | None:
         return None
 
 
-def _write(path: Path, index: FolderIndex) -> FolderIndex:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+def _keep(path: Path, index: FolderIndex) -> FolderIndex:
+    """Writes the index whole or not at all; a full disk is no reason to stop."""
+    temporary = path.with_suffix(".tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("wb") as file:
             np.savez(
                 file,
                 class_names=np.array(index.class_names),
@@ -146,7 +144,7 @@ def _write(path: Path, index: FolderIndex) -> FolderIndex:
                 names=index.names,
                 name_ends_N=index.name_ends_N,
             )
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except OSError:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return index
