@@ -52,7 +52,11 @@ class FolderSource(Source):
 
     @contextlib.contextmanager
     def opened(self, sample_id: int) -> Iterator[Image]:
-        """Opens an image file; an error on the way names it."""
+        """Opens an image file.
+
+        Raises:
+            CorruptImageError: If it can't be opened or decoded; names the file.
+        """
         from PIL import Image
 
         path = self._path(sample_id)
