@@ -7,6 +7,7 @@ line prints ``str(error)`` without a traceback and exits with ``error.exit_code`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class ConvMeshError(Exception):
@@ -28,6 +29,10 @@ class ConvMeshError(Exception):
         self.fix = fix
         super().__init__(self._sentence())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Built-in exceptions are rebuilt from their text, which would be taken for a new ``what``.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
     def _sentence(self) -> str:
         facts = [
             f"{label} {value}" for label, value in (("got", self.got), ("expected", self.expected)) if value is not None
@@ -36,6 +41,13 @@ class ConvMeshError(Exception):
         if not self.fix:
             return text
         return f"{text} {self.fix}" if self.fix.endswith((".", "?")) else f"{text} {self.fix}."
+
+
+def _rebuild(kind: type[ConvMeshError], args: tuple[Any, ...], state: dict[str, Any]) -> ConvMeshError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigError(ConvMeshError):
