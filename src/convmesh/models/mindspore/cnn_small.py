@@ -4,7 +4,8 @@ Three 3x3 convolutions of 32, 64 and 80 channels, each with ReLU; 2x2 max-poolin
 pixels after the third, one dense layer. Takes any image of at least 4x4 pixels. Without batch norm by default, so that
 a global batch gives the same numbers however it is split.
 
-Architecture: our own, in the manner of the CIFAR-10 network of K. He et al. Licence: Apache-2.0, no weights are shipped.
+Architecture: our own, in the manner of the CIFAR-10 network of K. He et al.
+Licence: Apache-2.0, no weights are shipped.
 
 Legend: N samples, C channels, H rows, W columns, K classes.
 """

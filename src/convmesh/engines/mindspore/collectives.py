@@ -1,0 +1,147 @@
+"""What the ranks say to each other; the only place that knows which collectives a device has.
+
+On CPU (MCCL) messages are matched by their order alone, so every rank must send the same ones in the same order: graphs
+chain their collectives explicitly, and ranks whose graphs differ (a rank without samples) still send the same sequence.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, communication, nn, ops
+
+from convmesh.engines.contract import World
+
+
+class DataAxis:
+    """The ranks among which samples are split.
+
+    Args:
+        position: Of this rank on the axis.
+        size: Ranks on the axis.
+        group: Name of their group; None for all ranks of the run.
+        first_rank: Rank of position 0.
+    """
+
+    def __init__(self, *, position: int = 0, size: int = 1, group: str | None = None, first_rank: int = 0) -> None:
+        self.position = position
+        self.size = size
+        self.first_rank = first_rank
+        self._group = group
+
+    def all_reduce(self, *, bucket: int = 0) -> ops.AllReduce:
+        """A sum over the axis, for use in a graph.
+
+        Args:
+            bucket: Those of one graph with the same number from 1 are fused into one; 0 stays alone.
+
+        Returns:
+            The operator.
+        """
+        operator = ops.AllReduce() if self._group is None else ops.AllReduce(group=self._group)
+        operator.add_prim_attr("fusion", bucket)
+        return operator
+
+    def broadcast(self, parameters: Sequence[Parameter]) -> None:
+        """Overwrites parameters with those of position 0, bit for bit but for the sign of zeros."""
+        if self.size == 1:
+            return
+        floating = [parameter for parameter in parameters if parameter.dtype in (ms.float32, ms.float16)]
+        if floating:
+            _Broadcast(floating, axis=self)()
+        others = [parameter for parameter in parameters if parameter.dtype not in (ms.float32, ms.float16)]
+        if others:
+            arrays = gather_values([parameter.asnumpy() for parameter in others])[self.first_rank]
+            for parameter, array in zip(others, arrays, strict=True):
+                ops.assign(parameter, Tensor(array))
+
+
+class OrderedAllReduce(nn.Cell):
+    """Sums many tensors over the data axis in buckets, one after the other.
+
+    Args:
+        axis: The data axis.
+        buckets: The bucket of each tensor, from `partition.plan_buckets`.
+        dtype: Type in which the tensors travel; they come back in float32.
+    """
+
+    def __init__(self, axis: DataAxis, buckets: Sequence[int], *, dtype: Any = ms.float32) -> None:
+        super().__init__(auto_prefix=False)
+        self.operators = tuple(axis.all_reduce(bucket=bucket) for bucket in reversed(buckets))
+        order = tuple(reversed(buckets))
+        self.opens = tuple(index > 0 and bucket != order[index - 1] for index, bucket in enumerate(order))
+        self.count = len(buckets)
+        self.dtype = dtype
+
+    def construct(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Sums the tensors.
+
+        Args:
+            tensors: One per bucket entry.
+
+        Returns:
+            The sums, in the same order, in float32.
+        """
+        sums = ()
+        gate = tensors[self.count - 1]
+        for index in range(self.count):
+            if self.opens[index]:
+                gate = sums[index - 1]
+            tensor = ops.cast(tensors[self.count - 1 - index], self.dtype)
+            tensor = ops.depend(tensor, gate)
+            sums += (ops.cast(self.operators[index](tensor), ms.float32),)
+        return sums[::-1]
+
+
+def data_axis(world: World) -> DataAxis:
+    """The data axis of a rank; every rank makes all groups of the axis, in the same order."""
+    size = world.mesh.size("data")
+    if size == world.num_ranks:
+        return DataAxis(position=world.rank, size=size)
+    axis = DataAxis()
+    for ranks in world.mesh.groups("data"):
+        name = f"convmesh_data_{ranks[0]}"
+        if len(ranks) > 1:
+            communication.create_group(name, list(ranks))
+        if world.rank in ranks:
+            axis = DataAxis(position=ranks.index(world.rank), size=len(ranks), group=name, first_rank=ranks[0])
+    return axis
+
+
+def gather_values(value: Any) -> list[Any]:
+    """Gathers a small picklable value of every rank of the run, in rank order; floats come through exactly."""
+    from mindspore.mint.distributed import all_gather_object
+
+    # MindSpore's own unpickler admits few types, so that it gets bytes; these come from our own ranks.
+    packed: list[bytes] = [b""] * communication.get_group_size()
+    all_gather_object(packed, pickle.dumps(value))
+    return [pickle.loads(content) for content in packed]  # noqa: S301
+
+
+class _Broadcast(nn.Cell):
+    """Sums tensors of which all but position 0 hold zeros; works on every device and group."""
+
+    def __init__(self, parameters: Sequence[Parameter], *, axis: DataAxis) -> None:
+        super().__init__(auto_prefix=False)
+        self.parameters = ms.ParameterTuple(parameters)
+        self.operators = tuple(axis.all_reduce() for _ in parameters)
+        self.is_first = axis.position == 0
+
+    def construct(self) -> Tensor:
+        """Overwrites the parameters."""
+        done = Tensor(0, ms.int32)
+        for index in range(len(self.operators)):
+            own = self.parameters[index]
+            own = own if self.is_first else ops.zeros_like(own)
+            total = self.operators[index](ops.depend(own, done))
+            done = ops.depend(done, ops.assign(self.parameters[index], total))
+        return done
+
+
+def as_scalar(value: float) -> Tensor:
+    """A number as input of a graph, so that another number does not compile it again."""
+    return Tensor(np.float32(value))

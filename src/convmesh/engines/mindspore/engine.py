@@ -1,0 +1,141 @@
+"""MindSpore as an engine; implements `convmesh.engines.contract.Engine`."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+
+from convmesh.config.schema import ModelConfig, RunConfig
+from convmesh.engines.contract import Batch, PixelScale, Reader, World
+from convmesh.engines.mindspore import cluster, networks
+from convmesh.engines.mindspore.collectives import DataAxis, data_axis, gather_values
+from convmesh.engines.mindspore.loader import load
+from convmesh.engines.mindspore.objective import compute_in_half
+from convmesh.engines.mindspore.state import named_parameters
+from convmesh.engines.mindspore.train_step import DTYPES, MindSporeTrainStep
+from convmesh.errors import EngineError, ModelError
+
+_TARGETS = {"cpu": "CPU", "cuda": "GPU", "ascend": "Ascend"}
+
+
+class MindSporeEngine:
+    """MindSpore on CPU, GPU or Ascend, in graph mode."""
+
+    name = "mindspore"
+
+    def __init__(self) -> None:
+        self._world: World | None = None
+        self._axis = DataAxis()
+
+    def start(self, world: World) -> None:
+        """Joins the ranks and selects device and threads. In msrun's scheduler it returns when the ranks have left.
+
+        Raises:
+            EngineError: If the device or the other ranks can't be reached.
+        """
+        if world.device not in _TARGETS:
+            raise EngineError(f"MindSpore does not run on the device '{world.device}'", expected="cpu, cuda or ascend")
+        ms.set_context(mode=ms.GRAPH_MODE)
+        self._select_device(world)
+        if world.device == "cpu":
+            ms.device_context.cpu.op_tuning.threads_num(world.num_threads)
+        self._world = world
+        if world.num_ranks > 1:
+            cluster.join(world)
+            if not cluster.is_scheduler():
+                self._axis = data_axis(world)
+
+    def stop(self) -> None:
+        """Leaves the ranks; after an error too. MindSpore itself leaves its cluster when the process ends."""
+        self._world, self._axis = None, DataAxis()
+
+    def build_network(self, model: ModelConfig, *, num_classes: int, num_channels: int, seed: int) -> nn.Cell:
+        """Builds the network, with initial weights that depend on the seed alone.
+
+        Raises:
+            ModelError: If the factory fails or weights are missing or unexpected; names are listed.
+        """
+        return networks.build_network(model, num_classes=num_classes, num_channels=num_channels, seed=seed)
+
+    def output_width(self, network: nn.Cell, *, image_shape_HWC: tuple[int, int, int]) -> int:
+        """Runs one blank image through the network and tells the number of outputs.
+
+        Raises:
+            ModelError: If the network can't take such an image, or its output is not (N, classes).
+        """
+        return networks.output_width(network, image_shape_HWC=image_shape_HWC)
+
+    def build_step(self, network: nn.Cell, run: RunConfig, *, pixel_scale: PixelScale) -> MindSporeTrainStep:
+        """Makes a network trainable: broadcasts its parameters and buffers from the first rank, sets up the optimizer.
+
+        Raises:
+            ModelError: If the ranks have built different networks, or there is nothing to train.
+        """
+        named = named_parameters(network)
+        self._check_same({name: (tuple(p.shape), str(p.dtype)) for name, p in named.items()})
+        self._axis.broadcast(list(named.values()))
+        if run.precision.compute != "float32":
+            on_cpu = self._world is None or self._world.device == "cpu"
+            compute_in_half(network, dtype=DTYPES[run.precision.compute], on_cpu=on_cpu)
+        return MindSporeTrainStep(network, run, pixel_scale=pixel_scale, axis=self._axis)
+
+    def load(self, reader: Reader, keys: Sequence[tuple[int, int, int]], *, num_workers: int) -> Iterator[Batch]:
+        """Reads the micro-batches of ``keys`` in order through ``mindspore.dataset``, ahead of their use."""
+        return load(reader, keys, num_workers=num_workers)
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Gathers a small picklable value of every rank, in rank order; returns ``[value]`` for a single rank."""
+        if self._world is None or self._world.num_ranks == 1:
+            return [value]
+        return gather_values(value)
+
+    def peak_memory_bytes(self) -> int:
+        """Largest memory of this rank so far: allocated on the device, or resident on CPU."""
+        if self._world is not None and self._world.device != "cpu":
+            return int(ms.runtime.max_memory_allocated())
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    def versions(self) -> dict[str, str]:
+        """Versions of MindSpore and NumPy and what they run on."""
+        return {
+            "mindspore": ms.__version__,
+            "numpy": np.__version__,
+            "processor": platform.processor() or platform.machine(),
+        }
+
+    def _select_device(self, world: World) -> None:
+        try:
+            if world.device == "cpu":
+                ms.set_device("CPU")
+            else:
+                ms.set_device(_TARGETS[world.device], world.local_rank)
+        except (RuntimeError, ValueError) as error:
+            raise EngineError(
+                f"MindSpore can't use the device '{world.device}'",
+                got=networks.sentence(error),
+                fix="Set 'train.device: cpu', or install the build of MindSpore for this device",
+            ) from error
+
+    def _check_same(self, description: dict[str, Any]) -> None:
+        of_rank = self.all_gather(description)
+        for rank, other in enumerate(of_rank):
+            differing = sorted({name for name, _ in set(other.items()) ^ set(of_rank[0].items())})
+            if differing:
+                raise ModelError(
+                    f"ranks 0 and {rank} have built different networks",
+                    got=f"{', '.join(differing)} on one of them only, or with another shape",
+                    fix="Make the factory independent of the rank",
+                )
+
+
+def create_engine() -> MindSporeEngine:
+    """The engine, not started."""
+    return MindSporeEngine()

@@ -1,0 +1,64 @@
+"""Which gradients travel together, and which rank owns which part of a tensor. Pure integers, no MindSpore."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Elements ``start`` to ``stop - 1`` of a flattened tensor; empty if they are equal."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.stop - self.start
+
+
+def plan_buckets(sizes_bytes: Sequence[int], *, bucket_bytes: int) -> tuple[int, ...]:
+    """Puts tensors into buckets, last tensor first: the backward finishes the gradients of the last layers first.
+
+    Args:
+        sizes_bytes: Size of each tensor.
+        bucket_bytes: A bucket is closed before the tensor that would make it larger; a larger tensor is one on its own.
+
+    Returns:
+        The bucket of each tensor, counted from 1 for the one that is sent first.
+    """
+    buckets = [0] * len(sizes_bytes)
+    bucket, filled = 1, 0
+    for index in reversed(range(len(sizes_bytes))):
+        if filled and filled + sizes_bytes[index] > bucket_bytes:
+            bucket, filled = bucket + 1, 0
+        filled += sizes_bytes[index]
+        buckets[index] = bucket
+    return tuple(buckets)
+
+
+def own_intervals(counts: Sequence[int], *, position: int, size: int) -> tuple[Interval, ...]:
+    """Splits the concatenation of tensors evenly over ranks and tells one rank's part of each tensor.
+
+    Args:
+        counts: Elements of each tensor.
+        position: Of this rank.
+        size: Number of ranks.
+
+    Returns:
+        One interval per tensor, possibly empty. Over all ranks they cover each tensor once; the ranks' totals differ by
+        one element at most.
+    """
+    total = sum(counts)
+    first, last = total * position // size, total * (position + 1) // size
+    ends = list(itertools.accumulate(counts))
+    intervals = []
+    for end, count in zip(ends, counts, strict=True):
+        begin = end - count
+        start = min(max(first, begin), end) - begin
+        stop = min(max(last, begin), end) - begin
+        intervals.append(Interval(start, max(start, stop)))
+    return tuple(intervals)
