@@ -1,0 +1,25 @@
+"""Networks as framework-free graphs of operators, and one table of rules for each kind of operator."""
+
+from convmesh.graph.costs import Cost
+from convmesh.graph.difference import differences
+from convmesh.graph.graph import Edge, Graph, Node, Parameter
+from convmesh.graph.rules import RULES, Rule, node_cost, node_splits, output_shapes, saved_activations, total_cost
+from convmesh.graph.splits import SPLITS, Splits
+
+__all__ = [
+    "RULES",
+    "SPLITS",
+    "Cost",
+    "Edge",
+    "Graph",
+    "Node",
+    "Parameter",
+    "Rule",
+    "Splits",
+    "differences",
+    "node_cost",
+    "node_splits",
+    "output_shapes",
+    "saved_activations",
+    "total_cost",
+]
