@@ -1,8 +1,7 @@
 """Images per second of data-parallel training: ConvMesh against what users of PyTorch and MindSpore write themselves.
 
-All contenders of an engine live on the same ranks and take turns (A B A B ...) in one run, so that a slow minute of the
-machine hits all of them. Run from the repository: ``python -m benchmarks.data_parallel``; ``--explore`` also measures
-ConvMesh with single settings changed.
+Contenders take turns (A B A B ...) in one run, so that a slow minute of the machine hits both of them. Run from the
+repository: ``python -m benchmarks.data_parallel``; ``--explore`` also measures ConvMesh with single settings changed.
 """
 
 from __future__ import annotations
@@ -25,6 +24,11 @@ from convmesh.engines import is_installed
 
 RESULTS = Path(__file__).parent / "results" / "data_parallel.md"
 NUM_RANKS = 2
+_TABLE = ("| | images/s | ratio | images per second of processor time | ratio |", "|---|---|---|---|---|")
+
+
+OUR_ENVIRONMENT = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+"""What ConvMesh's launcher sets and a user's torchrun or msrun does not."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +75,26 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Duel:
-    """Images per second of two contenders, round by round."""
+    """Images per second of two contenders, round by round.
+
+    Args:
+        titles: Their names.
+        rates: By the clock.
+        cpu_rates: By the processor's time of all ranks, which other work on the machine disturbs less.
+    """
 
     titles: tuple[str, str]
     rates: tuple[list[float], list[float]]
-
-    @property
-    def ratios(self) -> list[float]:
-        """First over second, of each round."""
-        return [first / second for first, second in zip(*self.rates, strict=True)]
+    cpu_rates: tuple[list[float], list[float]]
 
     def rows(self) -> Iterator[str]:
-        """Two rows of a Markdown table: median images/s with range, median ratio with range."""
-        for title, rates in zip(self.titles, self.rates, strict=True):
-            yield f"| {title} | {spread(rates, 1)} | {spread(self.ratios, 3) if title == self.titles[0] else '1'} |"
+        """Two rows of a Markdown table: medians and ranges of rate and ratio, by clock and by processor time."""
+        for place, title in enumerate(self.titles):
+            cells = [title]
+            for rates in (self.rates, self.cpu_rates):
+                ratios = [own / other for own, other in zip(rates[place], rates[1], strict=True)]
+                cells += [spread(rates[place], 1), spread(ratios, 3) if place == 0 else "1"]
+            yield f"| {' | '.join(cells)} |"
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -93,20 +103,36 @@ def spread(values: Sequence[float], digits: int) -> str:
     return f"{median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def duel(pool: RankPool, first: Contender, second: Contender, *, work: Work, num_rounds: int, num_updates: int) -> Duel:
-    """Runs two contenders in turn on the same ranks; who begins a round alternates."""
+def duel(
+    pools: tuple[RankPool, RankPool],
+    contenders: tuple[Contender, Contender],
+    *,
+    work: Work,
+    num_rounds: int,
+    num_updates: int,
+) -> Duel:
+    """Runs two contenders in turn, each on ranks of its pool, while the other's wait; who begins a round alternates."""
     names = ("first", "second")
-    for name, contender in zip(names, (first, second), strict=True):
+    pool_of = dict(zip(names, pools, strict=True))
+    module = contenders[0].module
+    for name, contender in zip(names, contenders, strict=True):
         changed = Work(work.network, work.image_size, work.batch, contender.changes)
-        pool.run(f"{contender.module}:prepare", timeout_seconds=600, contender=contender.kind, name=name, work=changed)
+        pool_of[name].run(f"{module}:prepare", timeout_seconds=600, contender=contender.kind, name=name, work=changed)
     rates: dict[str, list[float]] = {name: [] for name in names}
+    cpu_rates: dict[str, list[float]] = {name: [] for name in names}
     for number in range(num_rounds):
         for name in names if number % 2 == 0 else names[::-1]:
-            seconds = pool.run(f"{first.module}:run", timeout_seconds=600, name=name, num_updates=num_updates)
-            rates[name].append(work.batch * pool.num_ranks * num_updates / max(seconds))
+            answers = pool_of[name].run(f"{module}:run", timeout_seconds=600, name=name, num_updates=num_updates)
+            num_images = work.batch * NUM_RANKS * num_updates
+            rates[name].append(num_images / max(seconds for seconds, _ in answers))
+            cpu_rates[name].append(num_images / max(cpu_seconds for _, cpu_seconds in answers))
     for name in names:
-        pool.run(f"{first.module}:drop", name=name)
-    return Duel((first.title, second.title), (rates["first"], rates["second"]))
+        pool_of[name].run(f"{module}:drop", name=name)
+    return Duel(
+        (contenders[0].title, contenders[1].title),
+        (rates["first"], rates["second"]),
+        (cpu_rates["first"], cpu_rates["second"]),
+    )
 
 
 def main() -> None:
@@ -121,21 +147,23 @@ def main() -> None:
     options = parser.parse_args()
     work = Work(options.network, options.image_size, options.batch, {})
     settings = {"work": work, "num_rounds": options.rounds, "num_updates": options.updates}
-    lines = [*_header(work, options.rounds, options.updates), "", "| contender | images/s | ratio |", "|---|---|---|"]
+    lines = [*_header(work, options.rounds, options.updates), "", *_TABLE]
     for engine, (ours, rival) in RIVALS.items():
         if engine not in options.engines or not is_installed(engine) or not _exists(ours.module):
             continue
         pool = RankPool(engine, NUM_RANKS)
+        rival_pool = RankPool(engine, NUM_RANKS, without=OUR_ENVIRONMENT)
         try:
-            lines += _show(duel(pool, ours, rival, **settings).rows())
+            lines += _show(duel((pool, rival_pool), (ours, rival), **settings).rows())
             if options.explore and engine == "torch":
                 lines += ["", "ConvMesh on PyTorch with one change, against itself without:", ""]
-                lines += ["| change | images/s | ratio |", "|---|---|---|"]
+                lines += _TABLE
                 for title, changes in VARIANTS.items():
                     changed = Contender(title, ours.module, ours.kind, changes)
-                    lines += _show(list(duel(pool, changed, ours, **settings).rows())[:1])
+                    lines += _show(list(duel((pool, pool), (changed, ours), **settings).rows())[:1])
         finally:
             pool.close()
+            rival_pool.close()
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text("\n".join(lines) + "\n")
     print(f"Written to {RESULTS}")
@@ -157,7 +185,7 @@ def _header(work: Work, num_rounds: int, num_updates: int) -> list[str]:
         "# Data parallel training",
         "",
         f"{work.network} at {work.image_size} px, {work.batch} images per rank and update, {NUM_RANKS} ranks with one "
-        f"thread each, SGD with momentum, float32. Both contenders live on the same ranks and take turns: {num_rounds} "
+        f"thread each, SGD with momentum, float32. Contenders take turns: {num_rounds} "
         f"rounds of {num_updates} updates each; medians, with the range in brackets. The ratio is that of the rounds, "
         "against the rival below it.",
         "",

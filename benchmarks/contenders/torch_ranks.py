@@ -32,13 +32,13 @@ def prepare(engine: Engine, world: World, *, contender: str, name: str, work: Wo
         _steps[name]()
 
 
-def run(engine: Engine, world: World, *, name: str, num_updates: int) -> float:
-    """Runs updates of a contender and returns their seconds on this rank."""
+def run(engine: Engine, world: World, *, name: str, num_updates: int) -> tuple[float, float]:
+    """Runs updates of a contender and returns their seconds, and the processor's seconds, on this rank."""
     engine.all_gather(None)
-    begun = time.perf_counter()
+    begun, begun_cpu = time.perf_counter(), time.process_time()
     for _ in range(num_updates):
         _steps[name]()
-    return time.perf_counter() - begun
+    return time.perf_counter() - begun, time.process_time() - begun_cpu
 
 
 def drop(engine: Engine, world: World, *, name: str) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,13 @@ class RankPool:
     Args:
         engine_name: ``"mindspore"`` or ``"torch"``.
         num_ranks: Ranks to start; each computes with one thread on the CPU.
+        without: Variables of the launcher's environment that are left out.
     """
 
-    def __init__(self, engine_name: str, num_ranks: int) -> None:
+    def __init__(self, engine_name: str, num_ranks: int, *, without: Collection[str] = ()) -> None:
         self.engine_name = engine_name
         self.num_ranks = num_ranks
+        self._without = without
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._log = Path(self._folder.name) / "launcher.log"
         self._connections: dict[int, Connection] = {}
@@ -121,7 +124,7 @@ class RankPool:
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
             "CONVMESH_TEST_KEY": key.hex(),
-            **launcher.environment(num_threads=1),
+            **{k: v for k, v in launcher.environment(num_threads=1).items() if k not in self._without},
         }
         with self._log.open("wb") as log:
             return subprocess.Popen(

@@ -65,3 +65,9 @@ def test_networks_that_differ_between_ranks_are_refused_on_all(rank_pool: Pools)
     assert len(set(answers)) == 1
     assert "ModelError: ranks 0 and 1 have built different networks" in answers[0]
     assert "fc.weight" in answers[0]
+
+
+@pytest.mark.parametrize("sharding", [False, True])
+def test_channels_last_survives_buckets_and_shards(rank_pool: Pools, sharding: bool) -> None:
+    for answer in rank_pool("torch", 2).run("tests.multiprocess.torch_cases:memory_formats", sharding=sharding):
+        assert answer == {"channels_last": [True] * 4, "warnings": []}
