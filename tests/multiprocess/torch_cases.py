@@ -253,9 +253,8 @@ def built_differently(engine: Engine, world: World) -> str:
 def memory_formats(engine: Engine, world: World, *, sharding: bool) -> dict[str, Any]:
     """Memory order of weights and gradients after two updates, and what PyTorch warned of."""
     torch.manual_seed(0)
-    network = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 10)
-    )
+    convolutions = [nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 1), nn.Conv2d(6, 6, 3, groups=6)]
+    network = nn.Sequential(*convolutions, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 10))
     run = run_config(strategy={"optimizer_sharding": sharding})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -263,7 +262,7 @@ def memory_formats(engine: Engine, world: World, *, sharding: bool) -> dict[str,
         for update in range(2):
             batches = micro_batches(update, GLOBAL_BATCH, num_shards=2, shard=world.shard, accumulation=1)
             step.update(batches, global_count=GLOBAL_BATCH, learning_rate=0.1, loss_scale=1.0, update_index=update)
-    weights = [network[0].weight, network[1].weight]
+    weights = [convolution.weight for convolution in convolutions]
     return {
         "channels_last": [t.is_contiguous(memory_format=torch.channels_last) for w in weights for t in (w, w.grad)],
         "warnings": [str(warning.message) for warning in caught if "stride" in str(warning.message)],

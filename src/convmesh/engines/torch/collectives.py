@@ -5,7 +5,7 @@ Gloo serves CPU tensors, NCCL those on a GPU.
 
 from __future__ import annotations
 
-import warnings
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,12 +128,11 @@ class DataAxis:
         """
         if self._group is None:
             return network
-        warnings.filterwarnings("ignore", message=r".*find_unused_parameters=True was specified")
         parallel = DistributedDataParallel(
             network,
             process_group=self._group,
             bucket_cap_mb=bucket_bytes / MIB,
-            broadcast_buffers=False,
+            **_without_buffer_broadcast(),
             gradient_as_bucket_view=True,
             find_unused_parameters=True,
             init_sync=False,
@@ -183,6 +182,12 @@ def gather_values(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def _without_buffer_broadcast() -> dict[str, Any]:
+    """The argument that stops DDP from sending buffers in each forward; its name changed with PyTorch 2.13."""
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
 
 
 def count_buckets(parameter_bytes: Sequence[int], bucket_bytes: int) -> int:

@@ -65,6 +65,9 @@ class TorchLauncher:
             "NCCL_SOCKET_IFNAME": loopback,
             "MALLOC_MMAP_THRESHOLD_": str(_KEPT_BLOCK_BYTES),
             "MALLOC_TRIM_THRESHOLD_": str(_KEPT_HEAP_BYTES),
+            # DDP warns of find_unused_parameters, which is on for good reason (see `collectives`), where users look
+            # for the cause of a failure.
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
             "PYTHONUNBUFFERED": "1",
         }
 

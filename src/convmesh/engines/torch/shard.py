@@ -46,8 +46,13 @@ class Shard:
         self._flat = self._new_flat()
         for name, (begin, end) in self._spans.items():
             parameter = parameters[name]
-            self._flat[begin:end].copy_(orders[name].flatten(parameter.detach()))
-            parameter.data = orders[name].unflatten(self._flat[begin:end], parameter.shape)
+            values = orders[name].flatten(parameter.detach())
+            self._flat[begin:end].copy_(values)
+            if values.data_ptr() == parameter.data_ptr():
+                # The very strides, also of dims of size 1: DDP compares them with the gradient's.
+                parameter.data = self._flat.as_strided(parameter.size(), parameter.stride(), begin)
+            else:
+                parameter.data = orders[name].unflatten(self._flat[begin:end], parameter.shape)
 
     def own_ranges(self) -> dict[str, tuple[int, int]]:
         """Parameters of which this rank owns something, with the first and one past the last element."""
