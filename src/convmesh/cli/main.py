@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-import convmesh
 from convmesh.cli import config, data
 from convmesh.cli.doctor import doctor
 from convmesh.cli.report import report
 from convmesh.cli.train import train
 from convmesh.errors import ConvMeshError
+from convmesh.version import __version__
 
 app = typer.Typer(
     help="Split convolutional networks over many devices, on MindSpore or PyTorch.",
@@ -30,7 +30,7 @@ app.add_typer(config.app, name="config")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"convmesh {convmesh.__version__}")
+        typer.echo(f"convmesh {__version__}")
         raise typer.Exit
 
 

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import convmesh
 from convmesh.engines import ENGINES
 from convmesh.report.engine_probe import EngineState, look_at_engine, try_collectives
 from convmesh.report.machine import Machine, look_at_machine
 from convmesh.units import format_bytes
+from convmesh.version import __version__
 
 # A process of MindSpore holds 0.42 GiB after one convolution on CPU (measured, 2.10); two ranks with a network, images
 # and buffers get twice that each, and the command beside them a little.
@@ -101,7 +101,7 @@ def doctor(*, collectives: bool = False) -> DoctorReport:
     engines = tuple(_with_trial(engine) if collectives and engine.works else engine for engine in looked)
     machine = look_at_machine()
     return DoctorReport(
-        convmesh_version=convmesh.__version__,
+        convmesh_version=__version__,
         python_version=platform.python_version(),
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         machine=machine,
