@@ -16,7 +16,7 @@ from convmesh.data.inspect import DataReport, inspect_data
 from convmesh.data.open import open_data
 from convmesh.engines import is_installed, load_launcher
 from convmesh.engines.contract import World
-from convmesh.errors import ConfigError, ConvMeshError, EngineError, MistakeList, RunFolderError, raise_all
+from convmesh.errors import ConfigError, ConvMeshError, EngineError, MistakeList, raise_all
 from convmesh.mesh import Mesh, parse_mesh
 from convmesh.training.launch import LaunchPlan, launch, plan_launch, threads_per_rank
 from convmesh.training.metrics import Record
@@ -244,10 +244,7 @@ def _prepare_folder(folder: RunFolder, prepared: PreparedRun, *, resume: bool) -
         "counts": data.counts_RC.tolist(),
         "largest_deviation": float(data.largest_deviation),
     }
-    try:
-        write_json(balance_path(folder), balance)
-    except OSError as error:
-        raise RunFolderError(f"the run folder {folder.root} can't be written", got=error.strerror) from None
+    write_json(balance_path(folder), balance)
 
 
 def _report(folder: RunFolder) -> Path | None:

@@ -95,6 +95,12 @@ def test_ranks_that_never_start(start):
         start("os.remove(f'{logs}/rank_0.pid'); sys.exit(3)")
 
 
+def test_a_taken_port_is_a_sentence(start):
+    code = "os.remove(f'{logs}/rank_0.pid'); print('bind: Address already in use', flush=True); sys.exit(3)"
+    with pytest.raises(LaunchError, match="taken by another program"):
+        start(code)
+
+
 def test_a_missing_launcher_is_a_sentence(tmp_path):
     folder = RunFolder(tmp_path)
     folder.logs.mkdir()

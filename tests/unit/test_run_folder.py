@@ -74,6 +74,7 @@ def test_an_interrupted_write_keeps_the_old_text(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
     write_atomically(path, "old")
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("gone")))
-    with pytest.raises(OSError, match="gone"):
+    with pytest.raises(RunFolderError, match="can't be written"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]

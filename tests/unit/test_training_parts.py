@@ -3,6 +3,7 @@
 import json
 import math
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from convmesh.config import parse_config
 from convmesh.config.schema import LossScaleConfig, PrecisionConfig
-from convmesh.errors import ConvMeshError, DataError, SyncError
+from convmesh.errors import ConvMeshError, DataError, RunFolderError, SyncError
 from convmesh.training.agree import OtherRankError, agree
 from convmesh.training.metrics import CallbackSink, Fanout, JsonLinesSink
 from convmesh.training.precision import LossScaler
@@ -102,6 +103,11 @@ def test_metrics_are_lines_of_strict_json(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
     assert lines == [{"kind": "step", "loss": None, "seconds": [1.0, None]}, {"kind": "epoch"}]
     assert math.isnan(seen[0]["loss"])
+
+
+def test_metrics_on_a_full_disk_are_a_sentence():
+    with pytest.raises(RunFolderError, match="No space left"):
+        JsonLinesSink(Path("/dev/full")).write({"kind": "step"})
 
 
 def on_ranks(number, function):

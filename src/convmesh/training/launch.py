@@ -27,6 +27,7 @@ from convmesh.training.run_folder import RunFolder
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 8.0
 _LOG_LINES = 12
+_PORT_TAKEN = ("address already in use", "eaddrinuse", "port is already", "bind failed")
 # What a rank reports when another one left it in the middle of a collective: a consequence, not a cause.
 _CONSEQUENCES = ("connection closed", "connection reset", "connection refused", "broken pipe", "gloo", "nccl", "mccl",
                  "allreduce", "allgather", "timed out", "timeout", "distributed", "collective")  # fmt: skip
@@ -215,11 +216,10 @@ class _Watch:
                 got=_tail(self._folder.rank_file(rank, "log")),
                 fix=f"Free memory or use smaller micro-batches, then go on with --resume --run-dir {self._folder.root}",
             )
-        return LaunchError(
-            "the ranks could not be started",
-            got=_tail(self._folder.logs / "launcher.log"),
-            fix=f"See the logs in {self._folder.logs}",
-        )
+        said = _tail(self._folder.logs / "launcher.log")
+        if said and any(sign in said.lower() for sign in _PORT_TAKEN):
+            return LaunchError("the port at which the ranks meet was taken by another program", fix="Start again")
+        return LaunchError("the ranks could not be started", got=said, fix=f"See the logs in {self._folder.logs}")
 
     def _rank_failed(self, rank: int, error: dict[str, Any]) -> ConvMeshError:
         if error["code"] == ConvMeshError.exit_code:

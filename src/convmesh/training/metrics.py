@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from convmesh.errors import RunFolderError
+
 Record = Mapping[str, Any]
 
 
@@ -28,14 +30,36 @@ class JsonLinesSink:
 
     Args:
         path: The file; created if missing, continued if not.
+
+    Raises:
+        RunFolderError: If the file can't be written.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._path = path
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise self._failure(error) from None
 
     def write(self, record: Record) -> None:
-        """Appends a record, whole or not at all as far as a reader of full lines can see."""
-        self._file.write(json.dumps(finite(record), allow_nan=False) + "\n")
+        """Appends a record.
+
+        Raises:
+            RunFolderError: If the disk is full.
+        """
+        line = json.dumps(finite(record), allow_nan=False) + "\n"
+        try:
+            self._file.write(line.encode())
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def _failure(self, error: OSError) -> RunFolderError:
+        return RunFolderError(
+            f"the metrics file {self._path} can't be written",
+            got=error.strerror,
+            fix="Free disk space, then go on with --resume; the checkpoints are intact",
+        )
 
     def close(self) -> None:
         """Closes the file."""

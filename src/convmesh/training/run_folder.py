@@ -29,6 +29,8 @@ _MAY_CHANGE = {
     "data": {"num_workers", "path", "on_error"},
 }
 
+_FREE_SPACE = "Free disk space or mend its permissions; what was saved before is intact"
+
 
 class RunFolder:
     """Paths of a run folder and the lock that keeps a second run out.
@@ -141,13 +143,21 @@ def default_run_dir(config_path: Path, *, resume: bool, parent: Path = Path("run
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes a text file so that a reader or a crash sees the old or the new one, never a part."""
+    """Writes a text file so that a reader or a crash sees the old or the new one, never a part.
+
+    Raises:
+        RunFolderError: If it can't be written, as when the disk is full; the old file stays.
+    """
     partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise RunFolderError(f"{path} can't be written", got=error.strerror or str(error), fix=_FREE_SPACE) from None
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -106,7 +106,7 @@ def _note_error(folder: RunFolder, rank: int, error: BaseException, *, code: int
     content = {"time": time.time(), "code": code, "type": type(error).__name__, "message": what}
     try:
         write_json(folder.rank_file(rank, "error"), content)
-    except OSError:
+    except ConvMeshError:
         print(json.dumps(content), file=sys.stderr)
 
 
