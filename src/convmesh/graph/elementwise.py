@@ -17,8 +17,8 @@ class Function:
     Args:
         num_flops: FLOPs per element, forward.
         num_flops_backward: FLOPs per element, backward.
-        keeps: What the backward needs: ``"nothing"``, ``"output"``, or ``"inputs"`` (of two inputs, each is kept for
-            the other's gradient).
+        keeps: What the backward needs: ``"nothing"``, ``"output"``, ``"first"`` (the first input), or ``"inputs"`` (of
+            two inputs, each is kept for the other's gradient).
         never_negative: Whether no output is below zero.
     """
 
@@ -32,14 +32,18 @@ FUNCTIONS: Mapping[str, Function] = {
     "abs": Function(1, 2, "inputs", never_negative=True),
     "add_scalar": Function(1, 0, "nothing"),
     "clamp": Function(2, 2, "inputs"),
+    "compare": Function(1, 0, "nothing", never_negative=True),
+    "cos": Function(1, 2, "inputs"),
     "divide": Function(1, 4, "inputs"),
     "elu": Function(3, 3, "inputs"),
+    "erf": Function(1, 4, "inputs"),
     "exp": Function(1, 1, "output", never_negative=True),
     "gelu": Function(4, 8, "inputs"),
     "hard_sigmoid": Function(4, 2, "inputs", never_negative=True),
     "hard_swish": Function(5, 5, "inputs"),
     "leaky_relu": Function(2, 2, "inputs"),
     "log": Function(1, 1, "inputs"),
+    "log1p": Function(2, 2, "inputs"),
     "maximum": Function(1, 2, "inputs"),
     "minimum": Function(1, 2, "inputs"),
     "mish": Function(5, 9, "inputs"),
@@ -51,8 +55,10 @@ FUNCTIONS: Mapping[str, Function] = {
     "relu": Function(1, 1, "output", never_negative=True),
     "relu6": Function(2, 2, "inputs", never_negative=True),
     "rsqrt": Function(2, 4, "output", never_negative=True),
+    "select": Function(1, 2, "first"),
     "sigmoid": Function(3, 3, "output", never_negative=True),
     "silu": Function(4, 6, "inputs"),
+    "sin": Function(1, 2, "inputs"),
     "softplus": Function(3, 3, "inputs", never_negative=True),
     "sqrt": Function(1, 2, "output", never_negative=True),
     "subtract": Function(1, 1, "nothing"),

@@ -59,7 +59,7 @@ def _merge_reshapes(table: Table, outputs: Outputs) -> dict[str, Operator]:
 
 def _shuffle_parts(last: Operator, table: Table) -> tuple[Operator, ...]:
     """Reshape to (N, g, C/g, ...), transpose of dims 1 and 2, reshape back; or nothing."""
-    if last.kind != "reshape" or table[last.inputs[0][0]].kind != "transpose":
+    if last.kind not in ("reshape", "flatten") or table[last.inputs[0][0]].kind != "transpose":
         return ()
     middle = table[last.inputs[0][0]]
     first = table[middle.inputs[0][0]]

@@ -25,8 +25,8 @@ Shape = tuple[int, ...]
 SOURCES = ("input", "parameter", "constant")
 """Kinds of nodes that compute nothing."""
 
-STATISTICS = ("running_mean", "running_var")
-"""Roles of parameters that are tracked, not learned."""
+BUFFERS = ("running_mean", "running_var", "buffer")
+"""Roles of tensors that belong to the network and are no parameters."""
 
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
@@ -59,7 +59,8 @@ class Parameter:
         name: Its engine-neutral name, as in torchvision: ``layer1.0.bn1.running_mean``.
         shape: Its shape in PyTorch's layout: a convolution's weight is (out, in / groups, kernel...), a transposed
             one's (in, out / groups, kernel...), a dense layer's (out, in).
-        role: ``"weight"``, ``"bias"``, ``"running_mean"``, ``"running_var"`` or ``"value"`` (used by itself).
+        role: ``"weight"``, ``"bias"``, ``"value"`` (a parameter used by itself); or, of what is no parameter,
+            ``"running_mean"``, ``"running_var"`` or ``"buffer"``.
         trainable: Whether it takes a gradient.
     """
 
@@ -203,14 +204,14 @@ class Graph:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        """All parameters and statistics, in order of first use; one that several nodes share stands once."""
+        """All parameters and buffers, in order of first use; one that several nodes share stands once."""
         found = {parameter.name: parameter for node in reversed(self.nodes) for parameter in reversed(node.parameters)}
         return tuple(reversed(found.values()))
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all parameters, running statistics not counted."""
-        return sum(parameter.num_elements for parameter in self.parameters if parameter.role not in STATISTICS)
+        """Elements of all parameters, trainable or not; running statistics and other buffers are none."""
+        return sum(parameter.num_elements for parameter in self.parameters if parameter.role not in BUFFERS)
 
     @cached_property
     def needs_gradient(self) -> frozenset[str]:

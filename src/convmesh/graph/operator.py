@@ -41,4 +41,9 @@ class Operator:
     @property
     def label(self) -> str:
         """What it is, for its name."""
-        return str(self.attributes["function"]) if self.kind == "elementwise" else self.kind
+        if self.kind == "elementwise":
+            return str(self.attributes["function"])
+        if self.kind == "opaque":
+            *_, name = (part for part in str(self.attributes["operator"]).split(".")[:2])
+            return name.lower()
+        return self.kind

@@ -95,7 +95,8 @@ def adaptive_pool(graph: Graph, node: Node) -> Kept:
 def elementwise(_graph: Graph, node: Node) -> Kept:
     """As the table of functions says."""
     keeps = FUNCTIONS[node.attributes["function"]].keeps
-    return {"nothing": Kept(), "output": Kept((Edge(node.name),)), "inputs": Kept(node.inputs)}[keeps]
+    own = Kept((Edge(node.name),))
+    return {"nothing": Kept(), "output": own, "first": Kept(node.inputs[:1]), "inputs": Kept(node.inputs)}[keeps]
 
 
 def multiply(graph: Graph, node: Node) -> Kept:

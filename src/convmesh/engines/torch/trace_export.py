@@ -13,7 +13,7 @@ from torch.export.graph_signature import InputKind
 
 from convmesh.engines.torch.trace_operators import OPERATORS, Call, Meaning
 from convmesh.errors import ModelError
-from convmesh.graph.graph import STATISTICS, Parameter, Shape
+from convmesh.graph.graph import BUFFERS, Parameter, Shape
 from convmesh.graph.operator import Operator, Port
 
 _VIEWS = ("reshape", "flatten", "transpose", "split", "slice", "identity")
@@ -107,7 +107,8 @@ class ExportReader:
             else:
                 name = self._full(str(spec.target or node.name))
                 trainable = str(spec.target) in self.trainable
-                self.own[node] = Parameter(name, _shapes(node)[0], role="value", trainable=trainable)
+                role = "value" if spec.kind == InputKind.PARAMETER else "buffer"
+                self.own[node] = Parameter(name, _shapes(node)[0], role=role, trainable=trainable)
 
     def _user_outputs(self, node: fx.Node) -> Iterator[fx.Node]:
         wanted = set(self.program.graph_signature.user_outputs)
@@ -183,7 +184,7 @@ class ExportReader:
         if node in self.own and node not in self.ports:
             own = self.own[node]
             key = own.name
-            kind = "parameter" if own.trainable else "constant"
+            kind = "constant" if own.role == "buffer" else "parameter"
             parameters = (own,)
             self._add(
                 Operator(key=key, kind=kind, output_shapes=(own.shape,), parameters=parameters, dtype=_dtype(node)),
@@ -193,8 +194,8 @@ class ExportReader:
 
     def _parameter(self, node: fx.Node, role: str) -> Parameter:
         own = self.own[node]
-        role = "value" if role.startswith("value") else role
-        return Parameter(own.name, own.shape, role=role, trainable=own.trainable and role not in STATISTICS)
+        role = own.role if role.startswith("value") else role
+        return Parameter(own.name, own.shape, role=role, trainable=own.trainable and role not in BUFFERS)
 
     def _add(self, operator: Operator, node: fx.Node) -> None:
         self.operators[operator.key] = operator

@@ -133,9 +133,10 @@ def batch_norm(call: Call) -> Meaning | None:
 
 
 def norm(call: Call) -> Meaning | None:
-    """``group_norm``, ``layer_norm`` and ``instance_norm`` without running statistics."""
-    parameters = _own(call, weight=call["weight"], bias=call["bias"])
-    if parameters is None or call.arguments.get("running_mean") is not None:
+    """``group_norm``, ``layer_norm`` and ``instance_norm``."""
+    tracked = {role: call.arguments.get(role) for role in ("running_mean", "running_var")}
+    parameters = _own(call, weight=call["weight"], bias=call["bias"], **tracked)
+    if parameters is None:
         return None
     attributes: dict[str, Any] = {"eps": kinds.number(call["eps"])}
     if call.name == "group_norm":
@@ -244,6 +245,22 @@ def arithmetic(call: Call) -> Meaning | None:
     return Meaning("elementwise", {"function": function, "value": kinds.number(value)}, (first,))
 
 
+def compare(call: Call) -> Meaning:
+    """``gt``, ``le`` and their like: of two tensors, or of a tensor and a number."""
+    other = call["other"]
+    attributes: dict[str, Any] = {"function": "compare", "relation": call.name}
+    if isinstance(other, fx.Node):
+        return Meaning("elementwise", attributes, (call["self"], other))
+    return Meaning("elementwise", {**attributes, "value": kinds.number(other)}, (call["self"],))
+
+
+def select(call: Call) -> Meaning | None:
+    """``where`` with two tensors."""
+    given = (call.arguments.get(name) for name in ("condition", "self", "other"))
+    inputs = tuple(tensor for tensor in given if isinstance(tensor, fx.Node))
+    return Meaning("elementwise", {"function": "select"}, inputs) if len(inputs) == 3 else None
+
+
 def square(call: Call) -> Meaning:
     """``square``."""
     return Meaning("elementwise", {"function": "power_scalar", "value": 2.0}, (call["self"],))
@@ -350,10 +367,10 @@ def _number(value: float | None) -> float | None:
 
 
 _UNARY = {
-    "relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh", "silu": "silu", "mish": "mish", "hardswish": "hard_swish",
+    "relu": "relu", "relu6": "relu6", "sigmoid": "sigmoid", "tanh": "tanh", "silu": "silu", "mish": "mish", "hardswish": "hard_swish",
     "hardsigmoid": "hard_sigmoid", "exp": "exp", "log": "log", "sqrt": "sqrt", "rsqrt": "rsqrt", "abs": "abs",
     "neg": "negative", "reciprocal": "reciprocal", "leaky_relu": "leaky_relu", "gelu": "gelu", "elu": "elu",
-    "softplus": "softplus",
+    "softplus": "softplus", "erf": "erf", "sin": "sin", "cos": "cos", "log1p": "log1p",
 }  # fmt: skip
 _OF_TWO = {
     "add": ("add", None),
@@ -373,6 +390,7 @@ OPERATORS: Mapping[str, Callable[[Call], Meaning | None]] = {
     **dict.fromkeys(["clamp", "hardtanh"], clamp),
     **dict.fromkeys(["add", "sub", "rsub", "mul", "div", "pow"], arithmetic),
     **dict.fromkeys(["maximum", "minimum"], extreme),
+    **dict.fromkeys(["gt", "ge", "lt", "le", "eq", "ne"], compare),
     **dict.fromkeys(["split", "split_with_sizes", "chunk", "tensor_split"], split),
     **dict.fromkeys(["view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"], reshape),
     **dict.fromkeys(["permute", "transpose", "t"], transpose),
@@ -386,6 +404,7 @@ OPERATORS: Mapping[str, Callable[[Call], Meaning | None]] = {
     "batch_norm": batch_norm,
     "prelu": prelu,
     "square": square,
+    "where": select,
     "cat": concat,
     "slice": slice_,
     "channel_shuffle": channel_shuffle,

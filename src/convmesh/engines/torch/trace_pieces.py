@@ -130,10 +130,11 @@ class _PieceReader:
     def _add_own(self, node: fx.Node, value: Tensor) -> None:
         trainable = isinstance(value, nn.Parameter) and value.requires_grad
         name = str(node.target)
-        own = Parameter(name, tuple(value.shape), role="value", trainable=trainable)
+        role = "value" if isinstance(value, nn.Parameter) else "buffer"
+        own = Parameter(name, tuple(value.shape), role=role, trainable=trainable)
         operator = Operator(
             key=name,
-            kind="parameter" if trainable else "constant",
+            kind="constant" if role == "buffer" else "parameter",
             output_shapes=_shapes(value),
             parameters=(own,),
             dtype=_dtype(value),
