@@ -367,10 +367,10 @@ def _number(value: float | None) -> float | None:
 
 
 _UNARY = {
-    "relu": "relu", "relu6": "relu6", "sigmoid": "sigmoid", "tanh": "tanh", "silu": "silu", "mish": "mish", "hardswish": "hard_swish",
-    "hardsigmoid": "hard_sigmoid", "exp": "exp", "log": "log", "sqrt": "sqrt", "rsqrt": "rsqrt", "abs": "abs",
-    "neg": "negative", "reciprocal": "reciprocal", "leaky_relu": "leaky_relu", "gelu": "gelu", "elu": "elu",
-    "softplus": "softplus", "erf": "erf", "sin": "sin", "cos": "cos", "log1p": "log1p",
+    "relu": "relu", "relu6": "relu6", "sigmoid": "sigmoid", "tanh": "tanh", "silu": "silu", "mish": "mish",
+    "hardswish": "hard_swish", "hardsigmoid": "hard_sigmoid", "exp": "exp", "log": "log", "sqrt": "sqrt",
+    "rsqrt": "rsqrt", "abs": "abs", "neg": "negative", "reciprocal": "reciprocal", "leaky_relu": "leaky_relu",
+    "gelu": "gelu", "elu": "elu", "softplus": "softplus", "erf": "erf", "sin": "sin", "cos": "cos", "log1p": "log1p",
 }  # fmt: skip
 _OF_TWO = {
     "add": ("add", None),
