@@ -3,6 +3,7 @@
 from convmesh.graph.costs import Cost
 from convmesh.graph.difference import differences
 from convmesh.graph.graph import Edge, Graph, Node, Parameter
+from convmesh.graph.listing import Listing, Row, list_graph
 from convmesh.graph.rules import RULES, Rule, node_cost, node_splits, output_shapes, saved_activations, total_cost
 from convmesh.graph.splits import SPLITS, Splits
 
@@ -12,11 +13,14 @@ __all__ = [
     "Cost",
     "Edge",
     "Graph",
+    "Listing",
     "Node",
     "Parameter",
+    "Row",
     "Rule",
     "Splits",
     "differences",
+    "list_graph",
     "node_cost",
     "node_splits",
     "output_shapes",

@@ -1,0 +1,177 @@
+"""``convmesh graph``: a network as its operators, with shapes, parameters, FLOPs and activations."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from convmesh.errors import ConfigError, ConvMeshError, DataError
+from convmesh.units import format_bytes
+
+if TYPE_CHECKING:
+    from convmesh.config import RunConfig
+    from convmesh.graph import Graph, Listing, Row
+
+_IMAGE_SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
+_OPTIONS_FIX = "Or give --image-shape HxWxC and --classes K, which need no data"
+
+
+def graph(  # noqa: PLR0913, PLR0917 - one parameter per option
+    config: Annotated[Path, typer.Argument(help="A run file, as in the folder examples/.")],
+    engine: Annotated[str | None, typer.Option(metavar="mindspore|torch", help="The framework that computes.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Samples of the batch that shapes and costs are for.")] = 1,
+    image_shape: Annotated[
+        str | None, typer.Option(metavar="HxWxC", help="Shape of the images, like 224x224x3 [default: the data's].")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="Number of classes [default: the data's].")] = None,
+    depth: Annotated[
+        int | None, typer.Option(min=1, help="Sum up operators below this depth of modules, like 1 or 2.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change one setting; may be repeated.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the graph as JSON.")] = False,
+) -> None:
+    """Show the operators of a network: shapes, parameters, multiply-adds, activations kept for the backward."""
+    from convmesh.graph import list_graph
+
+    run = _load(config, engine=engine, overrides=tuple(set_ or ()))
+    found = read_graph(run, batch=batch, image_shape_HWC=parse_image_shape(image_shape), num_classes=classes)
+    listing = list_graph(found, depth=depth)
+    if json_:
+        typer.echo(json.dumps({**json.loads(found.to_json()), "totals": _totals(listing.total)}))
+    else:
+        _print_table(listing)
+
+
+def read_graph(
+    run: RunConfig,
+    *,
+    batch: int = 1,
+    image_shape_HWC: tuple[int, int, int] | None = None,
+    num_classes: int | None = None,
+) -> Graph:
+    """Builds the network of a run and reads its graph.
+
+    Args:
+        run: The run; of its data only the shape of the images and the number of classes are used.
+        batch: Samples of the batch that shapes are for.
+        image_shape_HWC: Shape of the images; default the data's.
+        num_classes: Number of classes; default the data's.
+
+    Returns:
+        The graph.
+
+    Raises:
+        DataError: If shape or classes are not given and the data is missing.
+        ConvMeshError: If the network can't be built or read.
+    """
+    from convmesh.engines import load_engine
+    from convmesh.engines.tracing import trace
+
+    engine = load_engine(run.engine)
+    if image_shape_HWC is None or num_classes is None:
+        shape_HWC, count = _of_data(run)
+        image_shape_HWC, num_classes = image_shape_HWC or shape_HWC, num_classes or count
+    height, width, num_channels = image_shape_HWC
+    model = dataclasses.replace(run.model, weights=None)  # A graph has no values.
+    network = engine.build_network(model, num_classes=num_classes, num_channels=num_channels, seed=run.train.seed)
+    return trace(network, (batch, num_channels, height, width))
+
+
+def parse_image_shape(text: str | None) -> tuple[int, int, int] | None:
+    """Reads a shape as written on the command line.
+
+    Args:
+        text: For example ``"224x224x3"``, or None.
+
+    Returns:
+        Rows, columns, channels; None for None.
+
+    Raises:
+        ConfigError: If the text is not of this form.
+    """
+    if text is None:
+        return None
+    match = _IMAGE_SHAPE.fullmatch(text.strip().lower())
+    if match is None or 0 in map(int, match.groups()):
+        raise ConfigError("the shape of the images is not written as HxWxC", got=repr(text), expected="like 224x224x3")
+    height, width, num_channels = map(int, match.groups())
+    return height, width, num_channels
+
+
+def _load(path: Path, *, engine: str | None, overrides: Sequence[str]) -> RunConfig:
+    from convmesh.config import load_config
+
+    chosen = [*overrides, *([f"engine={engine}"] if engine else [])]
+    return load_config(path, overrides=tuple(chosen))
+
+
+def _of_data(run: RunConfig) -> tuple[tuple[int, int, int], int]:
+    from convmesh.data.open import open_data
+
+    try:
+        data = open_data(run.data)
+    except (DataError, ConfigError) as error:
+        fix = f"{error.fix}. {_OPTIONS_FIX}" if error.fix else _OPTIONS_FIX.removeprefix("Or ").capitalize()
+        raise type(error)(error.what, got=error.got, expected=error.expected, fix=fix) from None
+    except ConvMeshError as error:
+        raise DataError(str(error).rstrip("."), fix=_OPTIONS_FIX) from None
+    return data.image_shape_HWC, len(data.class_names)
+
+
+def _totals(total: Row) -> dict[str, int]:
+    return {
+        "num_parameters": total.num_parameters,
+        "multiply_adds": total.cost.multiply_adds,
+        "flops_forward": total.cost.flops_forward,
+        "flops_backward": total.cost.flops_backward,
+        "saved_bytes": total.saved_bytes,
+    }
+
+
+def _print_table(listing: Listing) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("operator", "kind", "output", "parameters", "multiply-adds", "saved for backward")
+    for column in table.columns[3:]:
+        column.justify = "right"
+    for row in listing.rows:
+        table.add_row(row.name, row.kind, _by(row.shape), *_numbers(row))
+    table.add_section()
+    table.add_row("total", listing.total.kind, _by(listing.total.shape), *_numbers(listing.total), style="bold")
+    Console().print(table)
+    cost = listing.total.cost
+    typer.echo(
+        f"{listing.total.num_parameters:,} parameters. Per batch {_count(cost.multiply_adds)} multiply-adds of "
+        f"convolutions and dense layers; {_count(cost.flops_forward)} FLOPs forward and "
+        f"{_count(cost.flops_backward)} backward of all operators.\n"
+        f"{format_bytes(listing.total.saved_bytes)} of activations are kept for the backward; a tensor that several "
+        "operators keep counts at the first."
+    )
+
+
+def _numbers(row: Row) -> tuple[str, str, str]:
+    return (
+        f"{row.num_parameters:,}" if row.num_parameters else "",
+        _count(row.cost.multiply_adds) if row.cost.multiply_adds else "",
+        format_bytes(row.saved_bytes) if row.saved_bytes else "",
+    )
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "one number"
+
+
+def _count(number: int) -> str:
+    for factor, unit in ((10**12, " T"), (10**9, " G"), (10**6, " M"), (10**3, " k")):
+        if number >= factor:
+            return f"{number / factor:.2f}{unit}"
+    return str(number)
