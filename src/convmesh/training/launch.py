@@ -143,7 +143,7 @@ class _Watch:
                 self._settle()
                 return
             self._silent = self._silent or self._silently_dead()
-            if finished or self._silent or self._errors():
+            if finished or self._silent or self._errors() or self._folder.scheduler_error.exists():
                 break
             time.sleep(_POLL_SECONDS)
         self._await_others()
@@ -167,6 +167,8 @@ class _Watch:
             self._process.wait(timeout=_GRACE_SECONDS)
 
     def _await_others(self) -> None:
+        if self._folder.scheduler_error.exists() and not self._silent and not self._errors():
+            return  # Nobody can join without it.
         deadline = time.monotonic() + _GRACE_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None and not self._all_ended():
             if any(not _is_consequence(error) for error in self._errors().values()):
@@ -216,7 +218,8 @@ class _Watch:
                 got=_tail(self._folder.rank_file(rank, "log")),
                 fix=f"Free memory or use smaller micro-batches, then go on with --resume --run-dir {self._folder.root}",
             )
-        said = _tail(self._folder.logs / "launcher.log")
+        scheduler = self._folder.scheduler_error
+        said = scheduler.read_text() if scheduler.exists() else _tail(self._folder.logs / "launcher.log")
         if said and any(sign in said.lower() for sign in _PORT_TAKEN):
             return LaunchError("the port at which the ranks meet was taken by another program", fix="Start again")
         return LaunchError("the ranks could not be started", got=said, fix=f"See the logs in {self._folder.logs}")

@@ -215,8 +215,9 @@ class Loop:
         if not interval.num_updates:
             return
         of_rank: list[dict[str, float]] = self._engine.all_gather(interval.sums())
-        loss_sum = math.fsum(sums["loss_sum"] for sums in of_rank)
-        num_skipped = int(sum(sums["num_skipped_samples"] for sums in of_rank))
+        of_shard = self._of_shard(of_rank)
+        loss_sum = math.fsum(sums["loss_sum"] for sums in of_shard)
+        num_skipped = int(sum(sums["num_skipped_samples"] for sums in of_shard))
         for name, value in (
             ("loss_sum", loss_sum),
             ("num_samples", interval.num_samples),
@@ -274,7 +275,7 @@ class Loop:
             sums.append(self._step.evaluate(batch))
             num_skipped += batch.num_skipped
         mine = {name: math.fsum(float(getattr(part, name)) for part in sums) for name in _EVAL_SUMS}
-        of_rank = self._engine.all_gather({**mine, "num_skipped": num_skipped})
+        of_rank = self._of_shard(self._engine.all_gather({**mine, "num_skipped": num_skipped}))
         loss_sum, num_correct, num_samples = (math.fsum(part[name] for part in of_rank) for name in _EVAL_SUMS)
         progress = self.progress
         progress.loss, progress.accuracy = loss_sum / num_samples, num_correct / num_samples
@@ -290,6 +291,10 @@ class Loop:
             skipped_samples=sum(part["num_skipped"] for part in of_rank),
             seconds=time.perf_counter() - begun,
         )
+
+    def _of_shard(self, of_rank: list[Any]) -> list[Any]:
+        """One value per position on the data axis: other ranks of a position have seen the same samples."""
+        return [of_rank[rank] for rank in self._world.mesh.groups("data")[0]]
 
     def _save(self) -> None:
         scaler = self._scaler
@@ -315,7 +320,8 @@ class Loop:
         )
 
     def _check_sync(self, when: str) -> None:
-        check_sync(self._step.local_tensors(), all_gather=self._engine.all_gather, when=when)
+        groups = self._world.mesh.groups("data")  # Only they hold the same parts of split tensors.
+        check_sync(self._step.local_tensors(), all_gather=self._engine.all_gather, when=when, groups=groups)
         self.totals.num_sync_checks += 1
 
     def _event(self, level: str, text: str) -> None:

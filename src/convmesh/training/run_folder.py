@@ -48,6 +48,7 @@ class RunFolder:
         self.checkpoints = self.root / "checkpoints"
         self.logs = self.root / "logs"
         self.report = self.root / "report.html"
+        self.scheduler_error = self.logs / "scheduler.error"
         self._lock: IO[str] | None = None
 
     def prepare(self, run: RunConfig, *, resume: bool) -> None:
@@ -66,8 +67,8 @@ class RunFolder:
                 folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
             self._accept(run, resume=resume)
-            for old in self.logs.glob("rank_*"):
-                old.unlink()
+            for old in (*self.logs.glob("rank_*"), *self.logs.glob("*.error"), self.logs / "launcher.log"):
+                old.unlink(missing_ok=True)
             self.summary.unlink(missing_ok=True)
             write_atomically(self.config, dump_config(run))
         except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 import traceback
@@ -15,7 +16,7 @@ from convmesh.errors import ConvMeshError, LaunchError
 from convmesh.mesh import parse_mesh
 from convmesh.training.rank import run_rank
 from convmesh.training.ranks import RankPlace, find_rank
-from convmesh.training.run_folder import RunFolder, write_json
+from convmesh.training.run_folder import RunFolder, write_atomically, write_json
 
 
 def main(arguments: list[str]) -> int:
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> int:
         print("This is started by convmesh train, one process per rank.", file=sys.stderr)
         return 2
     if os.environ.get("MS_ROLE") == "MS_SCHED":
-        return _serve_as_scheduler(place)
+        return _serve_as_scheduler(place, folder)
     _redirect_output(folder.rank_file(place.rank, "log"))
     folder.rank_file(place.rank, "pid").write_text(str(os.getpid()))
     code = 1
@@ -86,12 +87,27 @@ def world_of(place: RankPlace, *, mesh: str, device: str, num_threads: int) -> W
     )
 
 
-def _serve_as_scheduler(place: RankPlace) -> int:
+def _serve_as_scheduler(place: RankPlace, folder: RunFolder) -> int:
     # msrun starts its scheduler with the same command as its workers; there, joining the cluster is all the work.
     from convmesh.engines import load_engine
 
-    load_engine("mindspore").start(world_of(place, mesh=f"data={place.num_ranks}", device="cpu", num_threads=1))
+    try:
+        load_engine("mindspore").start(world_of(place, mesh=f"data={place.num_ranks}", device="cpu", num_threads=1))
+    except ConvMeshError as error:
+        port = os.environ.get("MS_SCHED_PORT", "")
+        taken = port.isdigit() and not _can_listen(int(port))
+        write_atomically(folder.scheduler_error, f"port {port}: address already in use" if taken else str(error))
+        return error.exit_code
     return 0
+
+
+def _can_listen(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _redirect_output(path: Path) -> None:
