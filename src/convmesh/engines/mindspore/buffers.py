@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mindspore as ms
-import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from convmesh.engines.mindspore.collectives import DataAxis, OrderedAllReduce, as_scalar
+from convmesh.engines.mindspore.collectives import BucketedAllReduce, DataAxis, as_scalar
 
 
 class Buffers:
@@ -82,7 +81,7 @@ class _Combine(nn.Cell):
         self.now = ms.ParameterTuple(now)
         self.before = ms.ParameterTuple(before)
         self.count = len(self.now)
-        self.reduce = OrderedAllReduce(axis, np.ones(self.count, int).tolist())
+        self.reduce = BucketedAllReduce(axis, [1] * self.count)
 
     def construct(self, weight: Tensor) -> Tensor:
         changes = ()

@@ -1,7 +1,7 @@
 """What the ranks say to each other; the only place that knows which collectives a device has.
 
-On CPU (MCCL) messages are matched by their order alone, so every rank must send the same ones in the same order: graphs
-chain their collectives explicitly, and ranks whose graphs differ (a rank without samples) still send the same sequence.
+On CPU (MCCL) messages are matched by their order alone: a rank that sends others, or in another order, gets an error at
+best and wrong numbers without a word at worst. So collectives stand only in graphs that are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ class DataAxis:
         self.first_rank = first_rank
         self._group = group
 
-    def all_reduce(self, *, bucket: int = 0) -> ops.AllReduce:
+    def all_reduce(self, *, bucket: int = 0, index: int = 0) -> ops.AllReduce:
         """A sum over the axis, for use in a graph.
 
         Args:
             bucket: Those of one graph with the same number from 1 are fused into one; 0 stays alone.
+            index: Order within the bucket, from 1.
 
         Returns:
             The operator.
         """
         operator = ops.AllReduce() if self._group is None else ops.AllReduce(group=self._group)
         operator.add_prim_attr("fusion", bucket)
+        operator.add_prim_attr("index", index)
         return operator
 
     def broadcast(self, parameters: Sequence[Parameter]) -> None:
@@ -60,8 +62,13 @@ class DataAxis:
                 ops.assign(parameter, Tensor(array))
 
 
-class OrderedAllReduce(nn.Cell):
-    """Sums many tensors over the data axis in buckets, one after the other.
+class BucketedAllReduce(nn.Cell):
+    """Sums many tensors over the data axis, fused in buckets.
+
+    MindSpore runs the collectives of a graph in an order that depends on the graph alone. So this may only be part of
+    graphs that are the same on all ranks: of one shape, and with nothing that depends on the rank. (Two ranks whose
+    graphs differed were seen to send their buckets in different orders. ``ops.depend`` does not help: what other sums
+    depend on is left out of its bucket.)
 
     Args:
         axis: The data axis.
@@ -71,9 +78,10 @@ class OrderedAllReduce(nn.Cell):
 
     def __init__(self, axis: DataAxis, buckets: Sequence[int], *, dtype: Any = ms.float32) -> None:
         super().__init__(auto_prefix=False)
-        self.operators = tuple(axis.all_reduce(bucket=bucket) for bucket in reversed(buckets))
-        order = tuple(reversed(buckets))
-        self.opens = tuple(index > 0 and bucket != order[index - 1] for index, bucket in enumerate(order))
+        last = len(buckets)
+        self.operators = tuple(
+            axis.all_reduce(bucket=bucket, index=last - position) for position, bucket in enumerate(buckets)
+        )
         self.count = len(buckets)
         self.dtype = dtype
 
@@ -87,14 +95,15 @@ class OrderedAllReduce(nn.Cell):
             The sums, in the same order, in float32.
         """
         sums = ()
-        gate = tensors[self.count - 1]
         for index in range(self.count):
-            if self.opens[index]:
-                gate = sums[index - 1]
-            tensor = ops.cast(tensors[self.count - 1 - index], self.dtype)
-            tensor = ops.depend(tensor, gate)
+            tensor = ops.cast(tensors[index], self.dtype)
             sums += (ops.cast(self.operators[index](tensor), ms.float32),)
-        return sums[::-1]
+        return sums
+
+
+def enable_fusion() -> None:
+    """Makes the compiler fuse what has the same bucket; without this it ignores buckets without a word."""
+    ms.set_auto_parallel_context(comm_fusion={"allreduce": {"mode": "auto", "config": None}})
 
 
 def data_axis(world: World) -> DataAxis:

@@ -15,7 +15,7 @@ from mindspore import nn
 from convmesh.config.schema import ModelConfig, RunConfig
 from convmesh.engines.contract import Batch, PixelScale, Reader, World
 from convmesh.engines.mindspore import cluster, networks
-from convmesh.engines.mindspore.collectives import DataAxis, data_axis, gather_values
+from convmesh.engines.mindspore.collectives import DataAxis, data_axis, enable_fusion, gather_values
 from convmesh.engines.mindspore.loader import load
 from convmesh.engines.mindspore.objective import compute_in_half
 from convmesh.engines.mindspore.state import named_parameters
@@ -80,7 +80,9 @@ class MindSporeEngine:
         """
         named = named_parameters(network)
         self._check_same({name: (tuple(p.shape), str(p.dtype)) for name, p in named.items()})
-        self._axis.broadcast(list(named.values()))
+        if self._axis.size > 1:
+            enable_fusion()
+            self._axis.broadcast(list(named.values()))
         if run.precision.compute != "float32":
             on_cpu = self._world is None or self._world.device == "cpu"
             compute_in_half(network, dtype=DTYPES[run.precision.compute], on_cpu=on_cpu)

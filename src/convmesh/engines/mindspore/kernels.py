@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping
 
 COLLECTIVE_SECONDS = 3600
-"""How long a rank waits in a collective for one that compiles, evaluates or saves. A *dead* rank is noticed by msrun."""
+"""How long a rank waits in a collective for one that compiles, evaluates or saves. msrun notices one that died."""
 
 SCHEDULER_SECONDS = 10
 """How long msrun's scheduler takes to notice that a rank is gone."""

@@ -54,8 +54,8 @@ class MindSporeLauncher:
             num_threads: Threads that a rank may compute with.
 
         Returns:
-            PATH with this interpreter's folder first, thread counts, and what `kernels.environment` explains. A variable
-            that the user has set stays.
+            PATH with this interpreter's folder first, thread counts, and what `kernels.environment` explains, where the
+            user has not set it.
         """
         folder = str(Path(sys.executable).parent)
         settings = {name: os.environ.get(name, value) for name, value in kernels.environment().items()}

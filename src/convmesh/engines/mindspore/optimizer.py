@@ -1,8 +1,8 @@
 """Applying reduced gradients inside the graph: overflow check, unscaling, clipping, optimizer; whole or sharded.
 
 A skipped update needs no second graph and no branch: dividing by 0 with ``DivNoNan`` turns any gradient, even one that
-is no number, into 0. With the coefficients of a skipped update (learning rate 0, momentum 1) every value then stays as it
-is, bit for bit.
+is no number, into 0. With the coefficients of a skipped update (learning rate 0, momentum 1) each value then stays what
+it is, bit for bit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from convmesh.config.schema import OptimizerConfig
 from convmesh.engines.contract import Arrays
-from convmesh.engines.mindspore.collectives import DataAxis, OrderedAllReduce, as_scalar
+from convmesh.engines.mindspore.collectives import BucketedAllReduce, DataAxis, as_scalar
 from convmesh.engines.mindspore.partition import Interval, own_intervals
 from convmesh.engines.mindspore.state import assign_array, find_misfits
 
@@ -27,7 +27,7 @@ class Optimizer:
     """The optimizer of a network on one rank.
 
     With ``shard``, this rank owns one even range of the concatenated parameters: it keeps optimizer state for its
-    elements alone, updates them, and gets the others by a sum in which every rank contributes its part.
+    elements alone, updates them, and gets the others by a sum to which every rank contributes its part.
 
     Args:
         parameters: All trainable parameters by neutral name, in order.
@@ -60,10 +60,25 @@ class Optimizer:
             ]
             for slot in _slot_names(config)
         }
-        reduce = OrderedAllReduce(axis, buckets) if self.is_sharded else None
-        self.apply = Apply(
-            list(parameters.values()), config, slots=self._slots, intervals=self._intervals, reduce=reduce
-        )
+        whole = list(parameters.values())
+        self.in_place = None if self.is_sharded else UpdateWhole(whole, config, slots=self._slots)
+        self._slices = UpdateSlices(whole, config, slots=self._slots, intervals=self._intervals)
+        self._share = Share(whole, axis, buckets)
+
+    def apply_sharded(self, gradients: tuple[Tensor, ...], coefficients: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Updates this rank's part and shares it, unless a gradient is not finite; all ranks must call it.
+
+        Args:
+            gradients: Reduced, of the whole parameters.
+            coefficients: From ``coefficients``.
+
+        Returns:
+            1 if the update was applied and 0 if not, and the global norm before clipping.
+        """
+        applied, norm, values = self._slices(gradients, *coefficients, as_scalar(0.0))
+        if float(applied.asnumpy()) != 0.0:
+            self._share(values)
+        return applied, norm
 
     def coefficients(self, *, learning_rate: float, loss_scale: float, num_updates: int) -> tuple[Tensor, ...]:
         """The last inputs of ``apply``.
@@ -123,25 +138,17 @@ class Optimizer:
         ]
 
 
-class Apply(nn.Cell):
-    """One update of all parameters from reduced gradients.
+class _Update(nn.Cell):
+    """What both ways to update have in common.
 
     Args:
         parameters: Whole parameters.
         config: The optimizer.
-        slots: Optimizer state per slot and parameter: whole, or flat slices if ``reduce`` is given.
-        intervals: What this rank owns of each parameter.
-        reduce: Brings the updated slices together; None if every rank updates everything.
+        slots: Optimizer state per slot and parameter.
     """
 
     def __init__(
-        self,
-        parameters: list[Parameter],
-        config: OptimizerConfig,
-        *,
-        slots: Mapping[str, list[Parameter]],
-        intervals: tuple[Interval, ...],
-        reduce: OrderedAllReduce | None,
+        self, parameters: list[Parameter], config: OptimizerConfig, *, slots: Mapping[str, list[Parameter]]
     ) -> None:
         super().__init__(auto_prefix=False)
         self.parameters = ms.ParameterTuple(parameters)
@@ -150,10 +157,6 @@ class Apply(nn.Cell):
         self.is_plain = not slots
         self.first = ms.ParameterTuple(slots.get("exp_avg", slots.get("momentum", [])))
         self.second = ms.ParameterTuple(slots.get("exp_avg_sq", []))
-        self.starts = tuple(interval.start for interval in intervals)
-        self.stops = tuple(interval.stop for interval in intervals)
-        self.sizes = tuple(parameter.size for parameter in parameters)
-        self.shapes = tuple(tuple(parameter.shape) for parameter in parameters)
         self.decays = tuple(
             config.weight_decay if parameter.ndim >= 2 or config.decay_norm_and_bias else 0.0
             for parameter in parameters
@@ -162,12 +165,63 @@ class Apply(nn.Cell):
         self.beta1, self.beta2 = config.betas
         self.epsilon = config.epsilon
         self.clip_norm = config.clip_norm or 0.0
-        self.is_sharded = reduce is not None
-        self.reduce = reduce
         self.half_square = ops.L2Loss()
         self.total = ops.AddN()
         self.divide = ops.DivNoNan()
         self.apply_momentum = ops.ApplyMomentum()
+
+    def judge(self, gradients: tuple[Tensor, ...], loss_scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Whether to apply the update, the divisor of the gradients (0 if not), and their norm."""
+        halves = ()
+        for index in range(self.count):
+            halves += (self.half_square(gradients[index]),)
+        total = self.total(halves) * 2.0
+        finite = ops.isfinite(total)
+        norm = ops.sqrt(total) / loss_scale
+        divisor = loss_scale
+        if self.clip_norm > 0:
+            # Gradients are divided by max(1, (norm + e) / clip): the inverse of min(1, clip / (norm + e)).
+            divisor = loss_scale * ops.maximum((norm + _NORM_EPSILON) / self.clip_norm, Tensor(1.0, ms.float32))
+        zero = Tensor(0.0, ms.float32)
+        return ops.cast(finite, ms.float32), ops.select(finite, divisor, zero), norm
+
+    def decayed(self, index: int, value: Tensor, gradient: Tensor, applied: Tensor) -> Tensor:
+        """The gradient with SGD's weight decay."""
+        if self.decays[index] > 0:
+            gradient = gradient + value * (applied * self.decays[index])
+        return gradient
+
+    def sgd(self, index: int, value: Tensor, gradient: Tensor, applied: Tensor, rate: Tensor) -> Tensor:
+        """``buf = momentum * buf + (g + decay * p)``, ``p = p - rate * buf``, as ``torch.optim.SGD``."""
+        gradient = self.decayed(index, value, gradient, applied)
+        if not self.is_plain:
+            momentum = 1.0 - (1.0 - self.momentum) * applied
+            gradient = ops.assign(self.first[index], self.first[index] * momentum + gradient)
+        return value - gradient * rate
+
+    def adamw(
+        self,
+        index: int,
+        value: Tensor,
+        gradient: Tensor,
+        applied: Tensor,
+        rate: Tensor,
+        correction1: Tensor,
+        correction2: Tensor,
+    ) -> Tensor:
+        """Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101, algorithm 2, as ``torch.optim.AdamW``."""
+        if self.decays[index] > 0:
+            value = value * (1.0 - rate * self.decays[index])
+        first = self.first[index] + (gradient - self.first[index]) * (applied * (1.0 - self.beta1))
+        second = self.second[index] + (gradient * gradient - self.second[index]) * (applied * (1.0 - self.beta2))
+        first = ops.assign(self.first[index], first)
+        second = ops.assign(self.second[index], second)
+        denominator = ops.sqrt(second) / ops.sqrt(correction2) + self.epsilon
+        return value - first / denominator * (rate / correction1)
+
+
+class UpdateWhole(_Update):
+    """One update of all parameters where they lie; part of the graph that reduces the gradients."""
 
     def construct(
         self,
@@ -191,90 +245,133 @@ class Apply(nn.Cell):
         """
         applied, divisor, norm = self.judge(gradients, loss_scale)
         rate = learning_rate * applied
-        news = ()
+        done = applied
+        for index in range(self.count):
+            gradient = self.divide(gradients[index], divisor)
+            value = self.parameters[index]
+            if self.is_adamw:
+                new = self.adamw(index, value, gradient, applied, rate, correction1, correction2)
+                done = ops.depend(done, ops.assign(self.parameters[index], new))
+            elif self.is_plain:
+                done = ops.depend(done, ops.assign(value, self.sgd(index, value, gradient, applied, rate)))
+            else:
+                # One pass over memory instead of three.
+                gradient = self.decayed(index, value, gradient, applied)
+                momentum = 1.0 - (1.0 - self.momentum) * applied
+                done = ops.depend(
+                    done, self.apply_momentum(self.parameters[index], self.first[index], rate, gradient, momentum)
+                )
+        return done, norm
+
+
+class UpdateSlices(_Update):
+    """One update of this rank's slices; communicates nothing, since no two ranks have the same graph.
+
+    Args:
+        parameters: Whole parameters.
+        config: The optimizer.
+        slots: Optimizer state per slot and parameter, flat slices.
+        intervals: What this rank owns of each parameter.
+    """
+
+    def __init__(
+        self,
+        parameters: list[Parameter],
+        config: OptimizerConfig,
+        *,
+        slots: Mapping[str, list[Parameter]],
+        intervals: tuple[Interval, ...],
+    ) -> None:
+        super().__init__(parameters, config, slots=slots)
+        self.starts = tuple(interval.start for interval in intervals)
+        self.stops = tuple(interval.stop for interval in intervals)
+        self.sizes = tuple(parameter.size for parameter in parameters)
+        self.shapes = tuple(tuple(parameter.shape) for parameter in parameters)
+
+    def construct(
+        self,
+        gradients: tuple[Tensor, ...],
+        learning_rate: Tensor,
+        loss_scale: Tensor,
+        correction1: Tensor,
+        correction2: Tensor,
+        nothing: Tensor,
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Updates state and computes this rank's part of the new parameters.
+
+        Args:
+            gradients: Of the whole parameters, as for ``UpdateWhole``; so are the other inputs.
+            learning_rate: For this update.
+            loss_scale: Taken out of the gradients.
+            correction1: ``1 - beta1^t`` of AdamW.
+            correction2: ``1 - beta2^t`` of AdamW.
+            nothing: The number 0. Zeros that the compiler knows of would be kept in memory as constants.
+
+        Returns:
+            As ``UpdateWhole``, and this rank's part of each new parameter within zeros.
+        """
+        applied, divisor, norm = self.judge(gradients, loss_scale)
+        rate = learning_rate * applied
+        values = ()
         for index in range(self.count):
             if self.stops[index] > self.starts[index]:
                 gradient = self.divide(self.own(gradients[index], index), divisor)
+                value = self.own(self.parameters[index], index)
                 if self.is_adamw:
-                    new = self.adamw(index, gradient, applied, rate, correction1, correction2)
+                    new = self.adamw(index, value, gradient, applied, rate, correction1, correction2)
                 else:
-                    new = self.sgd(index, gradient, applied, rate)
-                news += (self.whole(new, index),)
+                    new = self.sgd(index, value, gradient, applied, rate)
+                values += (self.whole(new, index, nothing),)
             else:
-                news += (ops.zeros_like(self.parameters[index]),)
-        if self.is_sharded:
-            news = self.reduce(news)
-            for index in range(self.count):
-                applied = ops.depend(applied, ops.assign(self.parameters[index], news[index]))
-        else:
-            applied = ops.depend(applied, news)
-        return applied, norm
-
-    def judge(self, gradients: tuple[Tensor, ...], loss_scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Whether to apply the update, the divisor of the gradients (0 if not), and their norm."""
-        halves = ()
-        for index in range(self.count):
-            halves += (self.half_square(gradients[index]),)
-        total = self.total(halves) * 2.0
-        finite = ops.isfinite(total)
-        norm = ops.sqrt(total) / loss_scale
-        divisor = loss_scale
-        if self.clip_norm > 0:
-            # Gradients are divided by max(1, (norm + e) / clip): the inverse of min(1, clip / (norm + e)).
-            divisor = loss_scale * ops.maximum((norm + _NORM_EPSILON) / self.clip_norm, Tensor(1.0, ms.float32))
-        zero = Tensor(0.0, ms.float32)
-        return ops.cast(finite, ms.float32), ops.select(finite, divisor, zero), norm
-
-    def sgd(self, index: int, gradient: Tensor, applied: Tensor, rate: Tensor) -> Tensor:
-        """``buf = momentum * buf + (g + decay * p)``, ``p = p - rate * buf``, as ``torch.optim.SGD``."""
-        value = self.own(self.parameters[index], index)
-        if self.decays[index] > 0:
-            gradient = gradient + value * (applied * self.decays[index])
-        if self.is_plain:
-            return self.store(index, value - gradient * rate)
-        momentum = 1.0 - (1.0 - self.momentum) * applied
-        if not self.is_sharded:
-            return self.apply_momentum(self.parameters[index], self.first[index], rate, gradient, momentum)
-        buffer = self.first[index] * momentum + gradient
-        buffer = ops.assign(self.first[index], buffer)
-        return value - buffer * rate
-
-    def adamw(
-        self, index: int, gradient: Tensor, applied: Tensor, rate: Tensor, correction1: Tensor, correction2: Tensor
-    ) -> Tensor:
-        """Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101, algorithm 2, as ``torch.optim.AdamW``."""
-        value = self.own(self.parameters[index], index)
-        if self.decays[index] > 0:
-            value = value * (1.0 - rate * self.decays[index])
-        first = self.first[index] + (gradient - self.first[index]) * (applied * (1.0 - self.beta1))
-        second = self.second[index] + (gradient * gradient - self.second[index]) * (applied * (1.0 - self.beta2))
-        first = ops.assign(self.first[index], first)
-        second = ops.assign(self.second[index], second)
-        denominator = ops.sqrt(second) / ops.sqrt(correction2) + self.epsilon
-        return self.store(index, value - first / denominator * (rate / correction1))
+                values += (self.parameters[index] * nothing,)
+        return applied, norm, values
 
     def own(self, tensor: Tensor, index: int) -> Tensor:
-        """This rank's part of a whole tensor: all of it, or a flat slice."""
-        if not self.is_sharded:
-            return tensor
+        """This rank's slice of a whole tensor."""
         return ops.reshape(tensor, (-1,))[self.starts[index] : self.stops[index]]
 
-    def store(self, index: int, value: Tensor) -> Tensor:
-        """Writes the new value, if this rank updates the whole parameter."""
-        return value if self.is_sharded else ops.assign(self.parameters[index], value)
-
-    def whole(self, value: Tensor, index: int) -> Tensor:
+    def whole(self, value: Tensor, index: int, nothing: Tensor) -> Tensor:
         """A slice within zeros of the shape of its parameter."""
-        if not self.is_sharded:
-            return value
-        flat = ops.zeros_like(ops.reshape(self.parameters[index], (-1,)))
-        parts = ()
-        if self.starts[index] > 0:
-            parts += (flat[: self.starts[index]],)
-        parts += (value,)
-        if self.stops[index] < self.sizes[index]:
-            parts += (flat[self.stops[index] :],)
-        return ops.reshape(ops.concat(parts, 0), self.shapes[index])
+        if self.stops[index] - self.starts[index] < self.sizes[index]:
+            flat = ops.reshape(self.parameters[index], (-1,)) * nothing
+            parts = (value,)
+            if self.starts[index] > 0:
+                parts = (flat[: self.starts[index]], *parts)
+            if self.stops[index] < self.sizes[index]:
+                parts += (flat[self.stops[index] :],)
+            value = ops.concat(parts, 0)
+        return ops.reshape(value, self.shapes[index])
+
+
+class Share(nn.Cell):
+    """Puts the parts of all ranks together: the sum of tensors that are zero where another rank owns them.
+
+    Args:
+        parameters: Overwritten.
+        axis: The data axis.
+        buckets: The bucket of each parameter.
+    """
+
+    def __init__(self, parameters: list[Parameter], axis: DataAxis, buckets: tuple[int, ...]) -> None:
+        super().__init__(auto_prefix=False)
+        self.parameters = ms.ParameterTuple(parameters)
+        self.count = len(parameters)
+        self.reduce = BucketedAllReduce(axis, buckets)
+
+    def construct(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Overwrites the parameters.
+
+        Args:
+            values: This rank's parts within zeros.
+
+        Returns:
+            Nothing of use; a graph has an output.
+        """
+        values = self.reduce(values)
+        done = Tensor(0, ms.int32)
+        for index in range(self.count):
+            done = ops.depend(done, ops.assign(self.parameters[index], values[index]))
+        return done
 
 
 def _slot_names(config: OptimizerConfig) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
@@ -11,10 +12,10 @@ from convmesh.config.schema import RunConfig
 from convmesh.engines.contract import Arrays, Batch, CollectiveCount, EvalSums, PixelScale, TrainState, UpdateResult
 from convmesh.engines.mindspore.average import WeightAverage
 from convmesh.engines.mindspore.buffers import Buffers
-from convmesh.engines.mindspore.collectives import DataAxis, OrderedAllReduce, as_scalar
+from convmesh.engines.mindspore.collectives import BucketedAllReduce, DataAxis, as_scalar
 from convmesh.engines.mindspore.loader import MindSporeBatch, to_device
 from convmesh.engines.mindspore.objective import Evaluation, Loss
-from convmesh.engines.mindspore.optimizer import Apply, Optimizer
+from convmesh.engines.mindspore.optimizer import Optimizer
 from convmesh.engines.mindspore.partition import plan_buckets
 from convmesh.engines.mindspore.state import (
     export_parameters,
@@ -59,15 +60,15 @@ class MindSporeTrainStep:
         self._buffers = Buffers(_buffers(self._named), axis=axis)
         decay = run.train.weight_average
         self._average = WeightAverage(self._named, decay=decay) if decay > 0 else None
-        parameters = list(self._trained.values())
-        reduce = OrderedAllReduce(axis, buckets, dtype=self._reduction) if axis.size > 1 else None
-        loss = Loss(network, pixel_scale, label_smoothing=run.train.label_smoothing)
+        parallel = axis.size > 1
+        self._reduce = _Reduce(
+            reduce=BucketedAllReduce(axis, buckets, dtype=self._reduction) if parallel else None,
+            update=self._optimizer.in_place,
+        )
+        self._loss = Loss(network, pixel_scale, label_smoothing=run.train.label_smoothing)
+        self._whole = _WholeUpdate(self._loss, list(self._trained.values()), reduce=self._reduce)
+        self._in_parts: tuple[nn.Cell, nn.Cell] | None = None
         self._evaluation = Evaluation(network, pixel_scale)
-        self._whole = _Whole(loss, parameters, reduce=reduce, apply=self._optimizer.apply)
-        self._sums: list[Parameter] = []
-        self._accumulate: nn.Cell | None = None
-        self._loss, self._reduce = loss, reduce
-        self._finish: nn.Cell | None = None
 
     def update(
         self,
@@ -80,25 +81,20 @@ class MindSporeTrainStep:
     ) -> UpdateResult:
         """Runs one update; see `convmesh.engines.contract.TrainStep.update`.
 
-        Without accumulation an update is one graph. Gradients of several micro-batches stay on this rank until the last
-        one. A rank without samples computes nothing and takes part in the sums with zeros. A skipped update leaves
-        parameters, optimizer, average and buffers as they were.
+        Without accumulation a full update is one graph. Otherwise gradients stay on this rank until a second graph,
+        which is the same on all ranks, reduces them: in a ragged last update ranks may have other shapes, and one
+        without samples computes nothing and takes part with zeros. A skipped update leaves parameters, optimizer,
+        average and buffers as they were.
         """
         batches = [self._checked(batch) for batch in micro_batches]
-        batches = [batch for batch in batches if batch.num_real > 0]
         self._use_average(False)
         self._set_mode(training=True)
         self._buffers.remember()
-        factor = as_scalar(loss_scale / global_count)
         coefficients = self._optimizer.coefficients(
             learning_rate=learning_rate, loss_scale=loss_scale, num_updates=self._num_updates
         )
-        if self._run.strategy.accumulation == 1 and len(batches) == 1:
-            loss, applied, norm = self._whole(*_inputs(batches[0]), factor, *coefficients)
-            loss_sum = float(loss.asnumpy())
-        else:
-            loss_sum = self._add_up(batches, factor)
-            applied, norm = self._finished(coefficients)
+        loss_sum, result = self._compute(batches, global_count, loss_scale, coefficients)
+        applied, norm = self._optimizer.apply_sharded(result, coefficients) if self._optimizer.is_sharded else result
         overflow = float(applied.asnumpy()) == 0.0
         if overflow:
             self._buffers.restore()
@@ -107,7 +103,7 @@ class MindSporeTrainStep:
             self._num_updates += 1
             if self._average is not None:
                 self._average.update()
-        self._counts = self._count(combined=not overflow)
+        self._counts = self._count(applied=not overflow)
         clips = self._run.optimizer.clip_norm is not None
         return UpdateResult(
             loss_sum=loss_sum, overflow=overflow, gradient_norm=float(norm.asnumpy()) if clips else None
@@ -193,27 +189,32 @@ class MindSporeTrainStep:
             )
         return batch
 
-    def _add_up(self, batches: Sequence[MindSporeBatch], factor: Tensor) -> float:
-        loss_sum = 0.0
-        for batch in batches:
-            if self._accumulate is None:
-                self._accumulate = _Accumulate(self._loss, list(self._trained.values()), sums=self._gradient_sums())
-            loss_sum += float(self._accumulate(*_inputs(batch), factor).asnumpy())
-        return loss_sum
+    def _compute(
+        self,
+        batches: Sequence[MindSporeBatch],
+        global_count: int,
+        loss_scale: float,
+        coefficients: tuple[Tensor, ...],
+    ) -> tuple[float, tuple[Tensor, ...]]:
+        """The loss of this rank, and what ``_Reduce`` gives."""
+        factor = as_scalar(loss_scale / global_count)
+        is_full = global_count == self._run.train.global_batch
+        if self._run.strategy.accumulation == 1 and is_full and len(batches) == 1:
+            loss, result = self._whole(*_inputs(batches[0]), factor, *coefficients)
+            return float(loss.asnumpy()), result
+        backward, finish = self._parts()
+        losses = [backward(*_inputs(batch), factor) for batch in batches if batch.num_real > 0]
+        return sum(float(loss.asnumpy()) for loss in losses), finish(*coefficients, as_scalar(0.0))
 
-    def _finished(self, coefficients: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        if self._finish is None:
-            self._finish = _Finish(self._gradient_sums(), reduce=self._reduce, apply=self._optimizer.apply)
-        applied, norm = self._finish(*coefficients)
-        return applied, norm
-
-    def _gradient_sums(self) -> list[Parameter]:
-        if not self._sums:
-            self._sums = [
+    def _parts(self) -> tuple[nn.Cell, nn.Cell]:
+        if self._in_parts is None:
+            sums = [
                 Parameter(ops.zeros_like(parameter), name=f"gradient.{parameter.name}", requires_grad=False)
                 for parameter in self._trained.values()
             ]
-        return self._sums
+            backward = _Backward(self._loss, list(self._trained.values()), sums=sums)
+            self._in_parts = backward, _Finish(sums, reduce=self._reduce)
+        return self._in_parts
 
     def _use_average(self, wanted: bool) -> None:
         if self._average is not None:
@@ -223,52 +224,23 @@ class MindSporeTrainStep:
         if self._network.training != training:
             self._network.set_train(training)
 
-    def _count(self, *, combined: bool) -> tuple[CollectiveCount, ...]:
+    def _count(self, *, applied: bool) -> tuple[CollectiveCount, ...]:
         if self._axis.size == 1:
             return ()
         num_elements = self.num_parameters()
         width = 4 if self._reduction == ms.float32 else 2
         counts = [CollectiveCount("gradients", "all-reduce", self._num_buckets, width * num_elements)]
-        if self._optimizer.is_sharded:
+        if applied and self._optimizer.is_sharded:
             counts.append(CollectiveCount("parameters", "all-reduce", self._num_buckets, 4 * num_elements))
-        if combined and self._buffers.num_collectives:
+        if applied and self._buffers.num_collectives:
             counts.append(
                 CollectiveCount("buffers", "all-reduce", self._buffers.num_collectives, self._buffers.num_bytes)
             )
         return tuple(counts)
 
 
-class _Whole(nn.Cell):
-    """A whole update of one micro-batch as one graph."""
-
-    def __init__(self, loss: nn.Cell, parameters: list[Parameter], *, reduce: nn.Cell | None, apply: Apply) -> None:
-        super().__init__(auto_prefix=False)
-        self.differentiate = ops.value_and_grad(loss, None, ms.ParameterTuple(parameters), has_aux=True)
-        self.loss = loss
-        self.is_parallel = reduce is not None
-        self.reduce = reduce
-        self.apply_gradients = apply
-
-    def construct(  # noqa: PLR0913, PLR0917 (a graph takes its inputs one by one)
-        self,
-        images_NHWC: Tensor,
-        labels_N: Tensor,
-        weights_N: Tensor,
-        factor: Tensor,
-        learning_rate: Tensor,
-        loss_scale: Tensor,
-        correction1: Tensor,
-        correction2: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        (_, loss_sum), gradients = self.differentiate(images_NHWC, labels_N, weights_N, factor)
-        if self.is_parallel:
-            gradients = self.reduce(gradients)
-        applied, norm = self.apply_gradients(gradients, learning_rate, loss_scale, correction1, correction2)
-        return loss_sum, applied, norm
-
-
-class _Accumulate(nn.Cell):
-    """Adds the gradients of one micro-batch to sums that stay on this rank."""
+class _Backward(nn.Cell):
+    """Gradients of one micro-batch, added to sums that stay on this rank; no collective."""
 
     def __init__(self, loss: nn.Cell, parameters: list[Parameter], *, sums: list[Parameter]) -> None:
         super().__init__(auto_prefix=False)
@@ -284,30 +256,80 @@ class _Accumulate(nn.Cell):
         return loss_sum
 
 
-class _Finish(nn.Cell):
-    """Reduces and applies the accumulated gradients, then clears them."""
+class _Reduce(nn.Cell):
+    """Sums gradients over the ranks and, if every rank updates everything, applies them."""
 
-    def __init__(self, sums: list[Parameter], *, reduce: nn.Cell | None, apply: Apply) -> None:
+    def __init__(self, *, reduce: nn.Cell | None, update: nn.Cell | None) -> None:
+        super().__init__(auto_prefix=False)
+        self.is_parallel = reduce is not None
+        self.reduce = reduce
+        self.updates = update is not None
+        self.update = update
+
+    def construct(
+        self,
+        gradients: tuple[Tensor, ...],
+        learning_rate: Tensor,
+        loss_scale: Tensor,
+        correction1: Tensor,
+        correction2: Tensor,
+    ) -> tuple[Any, ...]:
+        if self.is_parallel:
+            gradients = self.reduce(gradients)
+        if self.updates:
+            return self.update(gradients, learning_rate, loss_scale, correction1, correction2)
+        return gradients
+
+
+class _WholeUpdate(nn.Cell):
+    """An update of one micro-batch as one graph."""
+
+    def __init__(self, loss: nn.Cell, parameters: list[Parameter], *, reduce: _Reduce) -> None:
+        super().__init__(auto_prefix=False)
+        self.differentiate = ops.value_and_grad(loss, None, ms.ParameterTuple(parameters), has_aux=True)
+        self.loss = loss
+        self.reduce = reduce
+
+    def construct(  # noqa: PLR0913, PLR0917 (a graph takes its inputs one by one)
+        self,
+        images_NHWC: Tensor,
+        labels_N: Tensor,
+        weights_N: Tensor,
+        factor: Tensor,
+        learning_rate: Tensor,
+        loss_scale: Tensor,
+        correction1: Tensor,
+        correction2: Tensor,
+    ) -> tuple[Any, ...]:
+        (_, loss_sum), gradients = self.differentiate(images_NHWC, labels_N, weights_N, factor)
+        return loss_sum, self.reduce(gradients, learning_rate, loss_scale, correction1, correction2)
+
+
+class _Finish(nn.Cell):
+    """Reduces the accumulated gradients, then clears them; the same graph whatever the micro-batches were."""
+
+    def __init__(self, sums: list[Parameter], *, reduce: _Reduce) -> None:
         super().__init__(auto_prefix=False)
         self.sums = ms.ParameterTuple(sums)
         self.count = len(sums)
-        self.is_parallel = reduce is not None
         self.reduce = reduce
-        self.apply_gradients = apply
 
     def construct(
-        self, learning_rate: Tensor, loss_scale: Tensor, correction1: Tensor, correction2: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        learning_rate: Tensor,
+        loss_scale: Tensor,
+        correction1: Tensor,
+        correction2: Tensor,
+        nothing: Tensor,
+    ) -> tuple[Any, ...]:
         gradients = ()
         for index in range(self.count):
-            gradients += (self.sums[index] * 1.0,)
-        if self.is_parallel:
-            gradients = self.reduce(gradients)
-        applied, norm = self.apply_gradients(gradients, learning_rate, loss_scale, correction1, correction2)
+            # A copy that the compiler can't leave out: the sums are cleared while the gradients are still in use.
+            gradients += (self.sums[index] + nothing,)
+        result = self.reduce(gradients, learning_rate, loss_scale, correction1, correction2)
         for index in range(self.count):
-            cleared = ops.assign(self.sums[index], ops.zeros_like(self.sums[index]))
-            applied = ops.depend(applied, cleared)
-        return applied, norm
+            result = ops.depend(result, ops.assign(self.sums[index], self.sums[index] * nothing))
+        return result
 
 
 def _inputs(batch: MindSporeBatch) -> tuple[Tensor, Tensor, Tensor]:
