@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -13,23 +13,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from convmesh.config.schema import RunConfig
 from convmesh.errors import ConfigError, ConvMeshError, raise_all
+from convmesh.yaml_file import UniqueKeyLoader, read_mapping
 
 _ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML without tags that run code, in which a key may not be written twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key '{key}' stands twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
 
 
 def load_config(path: str | Path, *, overrides: Iterable[str] = ()) -> RunConfig:
@@ -46,7 +32,7 @@ def load_config(path: str | Path, *, overrides: Iterable[str] = ()) -> RunConfig
         ConfigError: If the file can't be read or one setting is wrong.
         MistakeList: If several are wrong; all are listed.
     """
-    settings = _read_yaml(Path(path))
+    settings = read_mapping(Path(path), what="run file", fix="Copy one from the folder examples/")
     for override in overrides:
         _override(settings, override)
     return parse_config(settings)
@@ -84,25 +70,6 @@ def config_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ConvMesh run file"}
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
-    except FileNotFoundError:
-        raise ConfigError(f"there is no run file {path}", fix="Copy one from the folder examples/") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the run file {path} can't be read", got=str(error)) from None
-    except yaml.MarkedYAMLError as error:
-        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"the run file {path}{where} is not valid YAML", got=error.problem) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the run file {path} is not valid YAML", got=str(error)) from None
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"the run file {path} holds no settings", got=type(content).__name__, expected="keys and values"
-        )
-    return content
-
-
 def _override(settings: dict[str, Any], override: str) -> None:
     path, equals, text = override.partition("=")
     if not equals or not path:
@@ -116,7 +83,7 @@ def _override(settings: dict[str, Any], override: str) -> None:
             raise ConfigError(f"the override '{override}' goes through '{parent}', which is a value, not a section")
         settings = inner
     try:
-        settings[last] = yaml.load(text, _UniqueKeyLoader)
+        settings[last] = yaml.load(text, UniqueKeyLoader)
     except yaml.YAMLError:
         raise ConfigError(f"the value of the override '{path}' is not valid YAML", got=repr(text)) from None
 

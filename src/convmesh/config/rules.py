@@ -71,12 +71,14 @@ def _data(run: RunConfig) -> Iterator[ConvMeshError]:
 
 
 def _strategy(run: RunConfig, mesh: Mesh) -> Iterator[ConvMeshError]:
+    able = {"torch": ("data", "channel"), "mindspore": ("data",)}[run.engine]
     for axis, size in mesh.sizes.items():
-        if axis != "data" and size > 1:
+        if axis not in able and size > 1:
+            other = ", or the engine torch" if axis == "channel" else ""
             yield ConfigError(
-                f"this version splits a network along the data axis only, not along '{axis}'",
+                f"this version splits a network on {run.engine} along {' and '.join(able)} only, not along '{axis}'",
                 got=str(mesh),
-                fix=f"Use --mesh data={mesh.num_ranks}",
+                fix=f"Use --mesh data={mesh.num_ranks}{other}",
             )
     micro_batches = mesh.size("data") * run.strategy.accumulation
     batch = run.train.global_batch

@@ -98,6 +98,8 @@ class StrategyConfig:
 
     mesh: Mapping[str, Positive] = field(default_factory=dict)
     """Mesh axes and sizes, for example ``{data: 4}``. Default: all ranks on the data axis."""
+    plan: str | None = None
+    """A plan file: how the network is split along the axis ``channel``. Default: made by rule."""
     accumulation: Positive = 1
     """Micro-batches per update. Changes memory, not mathematics."""
     optimizer_sharding: bool = False

@@ -129,16 +129,19 @@ class CollectiveCount:
     """Collectives of one kind and purpose in the last update.
 
     Args:
-        purpose: ``"gradients"``, ``"parameters"`` (sharded optimizer) or ``"buffers"``.
-        kind: ``"all-reduce"``, ``"all-gather"`` or ``"broadcast"``.
+        purpose: ``"gradients"``, ``"parameters"`` (sharded optimizer), ``"buffers"``, ``"activations"`` (and their
+            gradients) or ``"norm"``.
+        kind: ``"all-reduce"``, ``"all-gather"``, ``"reduce-scatter"`` or ``"broadcast"``.
         number: How many.
         num_bytes: Bytes of all their inputs on one rank.
+        axis: The mesh axis over which they went.
     """
 
     purpose: str
     kind: str
     number: int
     num_bytes: int
+    axis: str = "data"
 
 
 class Reader(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import re
@@ -17,10 +18,14 @@ from torch import nn
 from convmesh.config.schema import ModelConfig, RunConfig
 from convmesh.engines.contract import Batch, PixelScale, Reader, World
 from convmesh.engines.torch import networks
+from convmesh.engines.torch.channel_axis import ChannelAxis
 from convmesh.engines.torch.collectives import DataAxis, gather_values
 from convmesh.engines.torch.loader import load
 from convmesh.engines.torch.train_step import TorchTrainStep
-from convmesh.errors import EngineError, ModelError
+from convmesh.errors import ConfigError, EngineError, ModelError
+from convmesh.mesh import Mesh
+from convmesh.plan import CHANNEL
+from convmesh.plan.load import load_plan
 
 _SLURM_FIRST_PORT = 29500
 
@@ -34,6 +39,7 @@ class TorchEngine:
         self._device = torch.device("cpu")
         self._world: World | None = None
         self._axis = DataAxis(None)
+        self._channel: Any = None
         self._was_deterministic = (False, False)
 
     def start(self, world: World) -> None:
@@ -58,7 +64,8 @@ class TorchEngine:
             torch.backends.cudnn.benchmark = True
         if world.num_ranks > 1:
             _join(world)
-            self._axis = DataAxis(_data_group(world))
+            self._axis = DataAxis(_group(world, "data"))
+            self._channel = _group(world, CHANNEL)
 
     def stop(self) -> None:
         """Leaves the ranks; after an error too."""
@@ -68,16 +75,19 @@ class TorchEngine:
             deterministic, fill = self._was_deterministic
             torch.use_deterministic_algorithms(deterministic)
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
-        self._world, self._axis = None, DataAxis(None)
+        self._world, self._axis, self._channel = None, DataAxis(None), None
 
     def build_network(self, model: ModelConfig, *, num_classes: int, num_channels: int, seed: int) -> nn.Module:
         """Builds the network on the device, with initial weights that depend on the seed alone.
 
+        One that is to be split along channels is built on the CPU, so that no device ever holds the whole.
+
         Raises:
             ModelError: If the factory fails or weights are missing or unexpected; names are listed.
         """
+        device = self._device if self._channel is None else torch.device("cpu")
         return networks.build_network(
-            model, num_classes=num_classes, num_channels=num_channels, seed=seed, device=self._device
+            model, num_classes=num_classes, num_channels=num_channels, seed=seed, device=device
         )
 
     def output_width(self, network: nn.Module, *, image_shape_HWC: tuple[int, int, int]) -> int:
@@ -91,15 +101,33 @@ class TorchEngine:
     def build_step(self, network: nn.Module, run: RunConfig, *, pixel_scale: PixelScale) -> TorchTrainStep:
         """Makes a network trainable: broadcasts its parameters and buffers from the first rank, sets up the optimizer.
 
+        On a mesh with an axis ``channel`` the network is split first, by the plan that ``strategy.plan`` names.
+
         Raises:
-            ModelError: If the ranks have built different networks, or there is nothing to train.
+            ModelError: If the ranks have built different networks, there is nothing to train, or it can't be split.
+            ConfigError: If the mesh has an axis ``channel`` and the run names no plan.
         """
         if run.train.channels_last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
         self._check_same({name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()})
         self._axis.broadcast_(list(tensors.values()), purpose="initial")
+        if self._channel is not None:
+            ChannelAxis(self._channel).broadcast_(list(tensors.values()), purpose="initial")
+            network = self._split(network, run).to(self._device)
         return TorchTrainStep(network, run, pixel_scale=pixel_scale, axis=self._axis)
+
+    def _split(self, network: nn.Module, run: RunConfig) -> nn.Module:
+        from convmesh.engines.torch.parallelize import parallelize
+
+        mesh = self._world.mesh if self._world is not None else Mesh({})
+        if run.strategy.plan is None:
+            raise ConfigError(
+                "a network is split along channels by a plan, and the run names none", fix="Set 'strategy.plan: FILE'"
+            )
+        plan = dataclasses.replace(load_plan(run.strategy.plan), mesh=mesh)
+        num_samples = max(1, run.train.global_batch // (mesh.size("data") * run.strategy.accumulation))
+        return parallelize(network, plan, num_samples=num_samples, groups={CHANNEL: self._channel})
 
     def load(self, reader: Reader, keys: Sequence[tuple[int, int, int]], *, num_workers: int) -> Iterator[Batch]:
         """Reads the micro-batches of ``keys`` in order through a ``DataLoader``, ahead of their use."""
@@ -179,12 +207,12 @@ def _join(world: World) -> None:
         ) from error
 
 
-def _data_group(world: World) -> dist.ProcessGroup | None:
-    """The group of this rank along the data axis; every rank makes all groups, in the same order."""
-    if world.mesh.size("data") == 1:
+def _group(world: World, axis: str) -> dist.ProcessGroup | None:
+    """The group of this rank along an axis; every rank makes all groups, in the same order."""
+    if world.mesh.size(axis) == 1:
         return None
     own: dist.ProcessGroup | None = None
-    for ranks in world.mesh.groups("data"):
+    for ranks in world.mesh.groups(axis):
         group = dist.new_group(list(ranks)) if len(ranks) < world.num_ranks else dist.group.WORLD
         if world.rank in ranks:
             own = group

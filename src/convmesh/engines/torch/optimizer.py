@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from convmesh.config.schema import OptimizerConfig
 from convmesh.engines.contract import Arrays
+from convmesh.engines.torch.channel_split import ChannelSplit
 from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.shard import Shard
 from convmesh.engines.torch.state import find_misfits, to_array, to_tensor
@@ -53,13 +54,21 @@ class Optimizer:
         config: The optimizer.
         axis: The data axis.
         shard: Whether each rank keeps only its part of the state.
+        split: How the network is split along channels, or None.
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, *, axis: DataAxis, shard: bool
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: OptimizerConfig,
+        *,
+        axis: DataAxis,
+        shard: bool,
+        split: ChannelSplit | None = None,
     ) -> None:
         self._parameters = dict(parameters)
         self._config = config
+        self._split = split
         self._orders = {name: StorageOrder.of(parameter) for name, parameter in self._parameters.items()}
         self._shard = Shard(self._parameters, self._orders, axis=axis) if shard and axis.size > 1 else None
         self._pieces = self._make_pieces()
@@ -83,8 +92,8 @@ class Optimizer:
             Whether the update was skipped, and the global norm of the gradient before clipping. Both are equal on all
             ranks, since all ranks hold the same reduced gradients.
         """
-        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        overflow, norm = _norm(gradients)
+        gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        overflow, norm = self._split.norm(gradients) if self._split else _norm(list(gradients.values()))
         norm /= loss_scale
         if overflow:
             return True, norm

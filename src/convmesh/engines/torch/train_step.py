@@ -13,6 +13,7 @@ from convmesh.config.schema import RunConfig
 from convmesh.engines.contract import Arrays, Batch, CollectiveCount, EvalSums, PixelScale, TrainState, UpdateResult
 from convmesh.engines.torch.average import WeightAverage
 from convmesh.engines.torch.buffers import Buffers
+from convmesh.engines.torch.channel_split import split_of
 from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.loader import TorchBatch, to_device
 from convmesh.engines.torch.objective import DTYPES, Objective
@@ -25,7 +26,8 @@ class TorchTrainStep:
     """A network with everything that training it takes, on one rank.
 
     Args:
-        network: On the device, its parameters and buffers equal on all ranks of the axis.
+        network: On the device, its parameters and buffers equal on all ranks of the axis; it may be split along
+            channels.
         run: The run.
         pixel_scale: How pixels become the network's input.
         axis: The data axis.
@@ -42,6 +44,7 @@ class TorchTrainStep:
         self._network = network
         self._run = run
         self._axis = axis
+        self._split = split_of(network)
         self._device = first.device
         self._num_updates = 0
         self._counts: tuple[CollectiveCount, ...] = ()
@@ -53,7 +56,9 @@ class TorchTrainStep:
             dtype=first.dtype,
         )
         # The optimizer may move parameters into a flat buffer, so it comes before what remembers where they are.
-        self._optimizer = Optimizer(parameters, run.optimizer, axis=axis, shard=run.strategy.optimizer_sharding)
+        self._optimizer = Optimizer(
+            parameters, run.optimizer, axis=axis, shard=run.strategy.optimizer_sharding, split=self._split
+        )
         self._buffers = Buffers(network, axis=axis)
         self._average = WeightAverage(network, decay=run.train.weight_average) if run.train.weight_average > 0 else None
         self._parallel = axis.data_parallel(
@@ -77,6 +82,8 @@ class TorchTrainStep:
         average and buffers as they were. PyTorch's global generators are seeded for each micro-batch.
         """
         self._axis.begin_update()
+        if self._split is not None:
+            self._split.axis.begin_update()
         self._buffers.remember()
         self._optimizer.clear_gradients()
         batches = [to_device(batch, self._device) for batch in micro_batches]
@@ -96,7 +103,7 @@ class TorchTrainStep:
             self._num_updates += 1
             if self._average is not None:
                 self._average.update()
-        self._counts = self._axis.counts()
+        self._counts = self._axis.counts() + (self._split.axis.counts() if self._split is not None else ())
         return UpdateResult(
             loss_sum=torch.stack(losses).sum(),
             overflow=overflow,
@@ -118,11 +125,12 @@ class TorchTrainStep:
         )
 
     def export_state(self) -> TrainState:
-        """Whole tensors of everything; with a sharded optimizer all ranks must call it."""
+        """Whole tensors of everything; with a sharded optimizer or split channels all ranks must call it."""
+        gather = self._split.gather if self._split is not None else dict
         return TrainState(
-            network=export_network(self._network),
-            optimizer=self._optimizer.export_state(),
-            average=self._average.export_state() if self._average is not None else {},
+            network=gather(export_network(self._network)),
+            optimizer=gather(self._optimizer.export_state()),
+            average=gather(self._average.export_state() if self._average is not None else {}),
             num_updates=self._num_updates,
         )
 
@@ -136,6 +144,9 @@ class TorchTrainStep:
         """
         tensors = self._network.state_dict()
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if self._split is not None:
+            own = self._split.own
+            state = TrainState(own(state.network), own(state.optimizer), own(state.average), state.num_updates)
         misfits = find_misfits(state.network, shapes, source="the checkpoint")
         misfits += self._optimizer.find_misfits(state.optimizer)
         if self._average is not None and state.average:
@@ -162,7 +173,10 @@ class TorchTrainStep:
 
     def num_parameters(self) -> int:
         """Elements of all trainable parameters of the whole network."""
-        return sum(parameter.numel() for parameter in self._network.parameters() if parameter.requires_grad)
+        trainable = ((name, p) for name, p in self._network.named_parameters() if p.requires_grad)
+        if self._split is not None:
+            return self._split.num_parameters(trainable)
+        return sum(parameter.numel() for _, parameter in trainable)
 
     def _backward(self, batch: TorchBatch, *, factor: float, reduce: bool) -> Tensor:
         # A filler takes part in the collectives and leaves no trace: in evaluation mode batch norm learns nothing

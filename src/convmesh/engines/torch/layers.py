@@ -1,0 +1,228 @@
+"""Convolution and dense layer split along channels, whatever module they replace.
+
+What is computed comes from the operator's attributes, not from the module, so that any module that is nothing but one
+convolution or dense layer can be replaced. Channels are dim 1 of inputs and outputs; weights hold this rank's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from convmesh.engines.torch.channel_axis import ChannelAxis
+from convmesh.engines.torch.redistribution import check_channels, redistribute
+from convmesh.graph import Node
+from convmesh.plan import Resolved
+from convmesh.plan.placement import Change
+
+
+class ShardedWeighted(nn.Module):
+    """A convolution or dense layer of which this rank has a part of the weight.
+
+    Args:
+        node: The operator.
+        resolved: What becomes of it.
+        axis: The channel axis.
+        parameters: Its parameters by name, this rank's part.
+    """
+
+    def __init__(
+        self, node: Node, resolved: Resolved, axis: ChannelAxis, parameters: Mapping[str, nn.Parameter | None]
+    ) -> None:
+        super().__init__()
+        for name, parameter in parameters.items():
+            self.register_parameter(name, parameter)
+        roles = {entry.role: entry.name.rpartition(".")[2] for entry in node.parameters}
+        self._weight_name = roles["weight"]
+        self._bias_name = roles.get("bias")
+        self._axis = axis
+        self._before, self._after = resolved.before, resolved.after
+        self._keep_input = resolved.keep_input
+        self._operator = operator_of(node, groups=_local_groups(node, resolved, axis))
+        self._adds_bias_last = resolved.split == "in_channels"
+        self._split = resolved.split
+        self._name = node.name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Computes this rank's part.
+
+        Args:
+            x: (N, channels, ...) as the plan places it.
+
+        Returns:
+            (N, channels, ...) as the plan places it.
+        """
+        weight: Tensor = getattr(self, self._weight_name)
+        bias: Tensor | None = getattr(self, self._bias_name) if self._bias_name else None
+        x, weight, bias = _autocast(x, weight, bias)
+        last = bias if self._adds_bias_last else None
+        first = None if self._adds_bias_last else bias
+        if self._before.kind == "gather_sum" and not self._keep_input:
+            check_channels(x, len(self._before.source[self._axis.position]))
+            y: Tensor = _GatheredAgain.apply(x, weight, first, self._before, self._operator, self._axis)
+        else:
+            y = self._operator(redistribute(x, self._before, self._axis), weight, first)
+        y = redistribute(y, self._after, self._axis)
+        return y if last is None else y + last.view(1, -1, *[1] * (y.ndim - 2))
+
+    def extra_repr(self) -> str:
+        """The operator and its split."""
+        return f"{self._name}, {self._split}"
+
+
+class Convolution:
+    """A convolution as a function of input and weight, with its backward.
+
+    Args:
+        attributes: As `convmesh.graph.kinds.convolution` makes them.
+        groups: Groups of this rank.
+    """
+
+    def __init__(self, attributes: Mapping[str, Any], groups: int) -> None:
+        pairs = attributes["padding"]
+        self._transposed = bool(attributes["transposed"])
+        even = all(before == after for before, after in pairs)
+        self._padding = tuple(before if even else 0 for before, _ in pairs)
+        # As F.pad wants it: the last dim first.
+        self._extra = () if even else tuple(size for pair in reversed(pairs) for size in pair)
+        self._settings: tuple[Any, ...] = (
+            tuple(attributes["stride"]),
+            self._padding,
+            tuple(attributes["dilation"]),
+            self._transposed,
+            tuple(attributes["output_padding"]),
+            groups,
+        )
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output."""
+        return torch.ops.aten.convolution.default(self._pad(x), weight, bias, *self._settings)
+
+    def backward(
+        self, gradient: Tensor, x: Tensor, weight: Tensor, *, bias: bool, wanted: tuple[bool, bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients.
+
+        Args:
+            gradient: Of the output.
+            x: The input.
+            weight: The weight.
+            bias: Whether there is one.
+            wanted: Whether the gradients of input, weight and bias are wanted.
+
+        Returns:
+            The gradients of input, weight and bias; None where not wanted.
+        """
+        padded = self._pad(x)
+        sizes = [gradient.shape[1]] if bias else [0]
+        x_gradient, weight_gradient, bias_gradient = torch.ops.aten.convolution_backward.default(
+            gradient, padded, weight, sizes, *self._settings, list(wanted)
+        )
+        if x_gradient is not None and self._extra:
+            x_gradient = F.pad(x_gradient, [-size for size in self._extra])
+        return x_gradient, weight_gradient, bias_gradient
+
+    def _pad(self, x: Tensor) -> Tensor:
+        return F.pad(x, self._extra) if self._extra else x
+
+
+class Dense:
+    """A dense layer as a function of input (N, in) and weight (out, in), with its backward."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output."""
+        return F.linear(x, weight, bias)
+
+    def backward(
+        self, gradient: Tensor, x: Tensor, weight: Tensor, *, bias: bool, wanted: tuple[bool, bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients.
+
+        Args:
+            gradient: Of the output.
+            x: The input.
+            weight: The weight.
+            bias: Whether there is one.
+            wanted: Whether the gradients of input, weight and bias are wanted.
+
+        Returns:
+            The gradients of input, weight and bias; None where not wanted.
+        """
+        return (
+            gradient @ weight if wanted[0] else None,
+            gradient.t() @ x if wanted[1] else None,
+            gradient.sum(0) if bias and wanted[2] else None,
+        )
+
+
+def operator_of(node: Node, *, groups: int = 1) -> Convolution | Dense:
+    """The function that a convolution or dense layer computes on one rank."""
+    return Convolution(node.attributes, groups) if node.kind == "convolution" else Dense()
+
+
+class _GatheredAgain(torch.autograd.Function):
+    """Gathers the input, computes own outputs, and forgets the whole input until the backward gathers it again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        part: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        change: Change,
+        operator: Convolution | Dense,
+        axis: ChannelAxis,
+    ) -> Tensor:
+        ctx.save_for_backward(part, weight)
+        ctx.has_bias, ctx.source, ctx.operator, ctx.axis = bias is not None, change.source, operator, axis
+        return operator(axis.gather(part, change.source), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        part, weight = ctx.saved_tensors
+        x_wanted, weight_wanted, bias_wanted = ctx.needs_input_grad[:3]
+        whole = ctx.axis.gather(part, ctx.source) if weight_wanted else _blank(part, ctx.source)
+        x_gradient, weight_gradient, bias_gradient = ctx.operator.backward(
+            gradient,
+            whole,
+            weight,
+            bias=ctx.has_bias,
+            wanted=(x_wanted, weight_wanted, ctx.has_bias and bias_wanted),
+        )
+        del whole
+        if x_wanted:
+            x_gradient = ctx.axis.reduce_scatter(x_gradient, ctx.source)
+        return x_gradient, weight_gradient, bias_gradient, None, None, None
+
+
+def _blank(part: Tensor, source: tuple[tuple[int, ...], ...]) -> Tensor:
+    """A tensor of the whole input's shape, for a backward that needs no values of it."""
+    shape = (part.shape[0], sum(map(len, source)), *part.shape[2:])
+    return part.new_zeros(()).expand(shape)
+
+
+def _autocast(x: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+    """Casts as autocast would, before anything is communicated: half the bytes."""
+    tensors = (x, *others)
+    if not torch.is_autocast_enabled(x.device.type):
+        return tensors
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return tuple(
+        tensor.to(dtype)
+        if tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+        else tensor
+        for tensor in tensors
+    )
+
+
+def _local_groups(node: Node, resolved: Resolved, axis: ChannelAxis) -> int:
+    groups = int(node.attributes.get("groups", 1))
+    if resolved.split != "groups":
+        return groups
+    weight = next(entry for entry in node.parameters if entry.role == "weight")
+    shard = resolved.shards[weight.name]
+    return groups * len(shard.lists[axis.position]) // sum(map(len, shard.lists))

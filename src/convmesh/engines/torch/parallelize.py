@@ -1,0 +1,240 @@
+"""Splitting a network along channels: modules are replaced in place, by others of the same name.
+
+Parameters are cut one by one; a whole one is freed when its part is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from convmesh.engines.torch.channel_axis import ChannelAxis
+from convmesh.engines.torch.channel_split import ChannelSplit, note_split, split_of
+from convmesh.engines.torch.layers import ShardedWeighted
+from convmesh.engines.torch.layers_local import ShardedDropout, ShardedGroupNorm
+from convmesh.engines.torch.redistribution import redistribute
+from convmesh.engines.torch.trace import trace
+from convmesh.errors import ConfigError, ModelError, raise_all
+from convmesh.graph import Node
+from convmesh.plan import CHANNEL, Plan, Resolved, ResolvedPlan, resolve
+from convmesh.plan.network import plan_mismatches
+from convmesh.plan.placement import Change, ParameterShard, Shard
+from convmesh.plan.weighted import WEIGHTED
+
+
+def parallelize(
+    network: nn.Module, plan: Plan, *, num_samples: int = 2, groups: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """Splits a network along the axis ``channel``; all ranks call it with equal networks.
+
+    Args:
+        network: Changed in place; its parameters and buffers are equal on all ranks.
+        plan: The plan; it must note the network that it was made for.
+        num_samples: Samples with which the network is read; any number that it takes.
+        groups: Process group of this rank per axis of the mesh; made from the mesh if left out.
+
+    Returns:
+        The network.
+
+    Raises:
+        ConfigError: If the plan does not fit the ranks.
+        ModelError: If the network is not the plan's, or can't be split so.
+        MistakeList: If several things are wrong.
+    """
+    if plan.network is None:
+        raise ConfigError("the plan does not say what network it is for", fix="Make it with plan_by_rule(graph, mesh)")
+    if split_of(network) is not None:
+        raise ModelError("the network is split already", fix="Build it anew")
+    graph = trace(network, (num_samples, *plan.network.input_shape))
+    raise_all(plan_mismatches(plan, graph, mesh=plan.mesh))
+    if plan.mesh.size(CHANNEL) == 1:
+        return network
+    group = groups[CHANNEL] if groups is not None else make_group(plan, CHANNEL)
+    axis = ChannelAxis(group, channels_last=_is_channels_last(network))
+    return apply(network, resolve(graph, plan), axis)
+
+
+def apply(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.Module:
+    """Replaces what a resolved plan splits.
+
+    Args:
+        network: Changed in place.
+        resolved: The plan, applied to the graph of this network.
+        axis: The channel axis.
+
+    Returns:
+        The network.
+
+    Raises:
+        ModelError: If a module that has to be replaced holds more than its operator.
+    """
+    shards = _cut_parameters(network, resolved, axis)
+    for node in resolved.graph:
+        entry = resolved.operators[node.name]
+        if entry.changes_nothing and node.kind not in ("dropout", "group_norm"):
+            continue
+        if node.kind in WEIGHTED and entry.split != "whole":
+            _replace(network, node, ShardedWeighted(node, entry, axis, _own_parameters(network, node)))
+            continue
+        taken = _taken(entry)
+        if node.kind == "dropout" and isinstance(taken, Shard):
+            _replace(network, node, ShardedDropout(node, taken, axis))
+        elif node.kind == "group_norm" and isinstance(taken, Shard):
+            _replace(network, node, ShardedGroupNorm(node, taken, axis, _own_parameters(network, node)))
+        elif node.kind == "instance_norm" and entry.shards:
+            _tell_width(network.get_submodule(node.module), len(next(iter(entry.shards.values())).lists[axis.position]))
+        _change_at_border(network, node, entry, axis)
+    _sum_gradients(network, resolved, axis)
+    note_split(network, ChannelSplit(resolved, axis, shards))
+    return network
+
+
+def make_group(plan: Plan, axis: str) -> Any:
+    """This rank's process group along an axis of a plan's mesh, over all ranks that were initialised.
+
+    Args:
+        plan: The plan.
+        axis: An axis of its mesh.
+
+    Returns:
+        The group.
+
+    Raises:
+        ConfigError: If the mesh has another number of ranks.
+    """
+    num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+    if num_ranks != plan.mesh.num_ranks:
+        raise ConfigError(
+            f"the plan's mesh {plan.mesh} does not fit the ranks that were started",
+            got=num_ranks,
+            expected=plan.mesh.num_ranks,
+            fix=f"Start {plan.mesh.num_ranks} ranks and call torch.distributed.init_process_group first",
+        )
+    own = None
+    for ranks in plan.mesh.groups(axis):
+        group = dist.new_group(list(ranks))
+        if dist.get_rank() in ranks:
+            own = group
+    return own
+
+
+def _taken(entry: Resolved) -> Any:
+    """Where an operator takes its input, if it works on it without another change."""
+    if entry.split != "channels":
+        return None
+    if entry.after.kind == "none":
+        return entry.output
+    return Shard(entry.after.source) if entry.after.source else None
+
+
+def _cut_parameters(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> dict[str, ParameterShard]:
+    tensors: dict[str, Tensor] = {
+        **dict(network.named_parameters(remove_duplicate=False)),
+        **dict(network.named_buffers(remove_duplicate=False)),
+    }
+    aliases: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        aliases.setdefault(id(tensor), []).append(name)
+    shards: dict[str, ParameterShard] = {}
+    for name, shard in resolved.parameters.items():
+        if name in shards:
+            continue
+        names = aliases[id(tensors[name])]
+        _refuse_torn(names, resolved)
+        whole = tensors[name]
+        part = axis.own(whole.detach(), shard.lists, dim=shard.dim)
+        tensor = nn.Parameter(part, requires_grad=whole.requires_grad) if isinstance(whole, nn.Parameter) else part
+        for alias in names:
+            _set_tensor(network, alias, tensor)
+            tensors.pop(alias)
+            shards[alias] = shard
+        del whole
+    return shards
+
+
+def _refuse_torn(names: list[str], resolved: ResolvedPlan) -> None:
+    """Refuses one parameter of several names that operators would split differently."""
+    used = {parameter.name for parameter in resolved.graph.parameters} & set(names)
+    if len({resolved.parameters.get(name) for name in used}) > 1:
+        raise ModelError(
+            "one parameter is shared by operators that split it differently",
+            got=" and ".join(sorted(used)),
+            fix="Keep all of them whole",
+        )
+
+
+def _set_tensor(network: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    owner = network.get_submodule(path)
+    if leaf in owner._parameters:
+        owner._parameters[leaf] = tensor  # type: ignore[assignment]
+    else:
+        owner._buffers[leaf] = tensor
+    if leaf == "running_mean":
+        _tell_width(owner, tensor.shape[0])
+
+
+def _tell_width(module: nn.Module, num_channels: int) -> None:
+    # Norms compare it with their input.
+    if isinstance(getattr(module, "num_features", None), int):
+        module.num_features = num_channels  # type: ignore[assignment]
+
+
+def _own_parameters(network: nn.Module, node: Node) -> dict[str, nn.Parameter | None]:
+    return dict(network.get_submodule(node.module)._parameters)
+
+
+def _replace(network: nn.Module, node: Node, module: nn.Module) -> None:
+    old = network.get_submodule(node.module)
+    surplus = sorted(old.state_dict().keys() - module.state_dict().keys())
+    if surplus:
+        raise ModelError(
+            f"{node.name} can't be replaced: its module holds more than the operator needs", got=", ".join(surplus)
+        )
+    module.train(old.training)
+    path, _, leaf = node.module.rpartition(".")
+    network.get_submodule(path)._modules[leaf] = module
+
+
+def _change_at_border(network: nn.Module, node: Node, entry: Resolved, axis: ChannelAxis) -> None:
+    module = network.get_submodule(node.module) if node.module else network
+    if entry.before.kind != "none":
+        module.register_forward_pre_hook(_BeforeHook(entry.before, axis))
+    if entry.after.kind != "none":
+        module.register_forward_hook(_AfterHook(entry.after, axis))
+
+
+class _BeforeHook:
+    def __init__(self, change: Change, axis: ChannelAxis) -> None:
+        self._change, self._axis = change, axis
+
+    def __call__(self, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (redistribute(inputs[0], self._change, self._axis), *inputs[1:])
+
+
+class _AfterHook:
+    def __init__(self, change: Change, axis: ChannelAxis) -> None:
+        self._change, self._axis = change, axis
+
+    def __call__(self, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        return redistribute(output, self._change, self._axis)
+
+
+def _sum_gradients(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> None:
+    """Whole parameters that every rank uses for own channels only: their gradients are summed as they are made."""
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    for name in dict.fromkeys(name for entry in resolved.operators.values() for name in entry.summed):
+        parameters[name].register_hook(axis.all_reduce)
+
+
+def _is_channels_last(network: nn.Module) -> bool:
+    return any(
+        parameter.ndim == 4
+        and not parameter.is_contiguous()
+        and parameter.is_contiguous(memory_format=torch.channels_last)
+        for parameter in network.parameters()
+    )

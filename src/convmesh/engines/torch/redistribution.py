@@ -1,0 +1,159 @@
+"""Changes of placement on the channel axis with their exact gradients: the table of `convmesh.plan.placement`.
+
+Channels are dim 1 of every tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convmesh.engines.torch.channel_axis import ChannelAxis
+from convmesh.errors import ModelError
+from convmesh.plan.partitions import Lists
+from convmesh.plan.placement import Change
+
+
+def redistribute(tensor: Tensor, change: Change, axis: ChannelAxis) -> Tensor:
+    """Changes where the channels of a tensor are.
+
+    Args:
+        tensor: As the change's source says: (N, channels, ...).
+        change: The change; ``none`` gives the tensor itself.
+        axis: The channel axis.
+
+    Returns:
+        The tensor as the change's target says.
+
+    Raises:
+        ModelError: If the tensor has another number of channels than the change's source.
+    """
+    if change.kind == "none":
+        return tensor
+    if change.source:
+        check_channels(tensor, len(change.source[axis.position]))
+    result: Tensor = _FUNCTIONS[change.kind].apply(tensor, change.source, change.target, axis)
+    return result
+
+
+def check_channels(tensor: Tensor, num_channels: int) -> None:
+    """Refuses a tensor that code before it has brought into another shape than on one device.
+
+    Args:
+        tensor: (N, channels, ...).
+        num_channels: What this rank should hold.
+
+    Raises:
+        ModelError: If it has another number of channels.
+    """
+    if tensor.ndim < 2 or tensor.shape[1] != num_channels:
+        raise ModelError(
+            "a tensor has not the channels that the plan gives this rank",
+            got=f"shape {tuple(tensor.shape)}",
+            expected=f"{num_channels} channels",
+            fix="Look for a reshape to fixed numbers in forward: take them from x.shape, or use flatten(1)",
+        )
+
+
+class _Copy(torch.autograd.Function):
+    """Whole into work on own channels: every rank's gradient is a part of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, _source: Lists, _target: Lists, axis: ChannelAxis) -> Tensor:
+        ctx.axis = axis
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return ctx.axis.all_reduce(gradient), None, None, None
+
+
+class _Gather(torch.autograd.Function):
+    """Own channels to whole, for work that all ranks do alike."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, source: Lists, _target: Lists, axis: ChannelAxis) -> Tensor:
+        ctx.axis, ctx.source = axis, source
+        return axis.gather(part, source)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return ctx.axis.own(gradient, ctx.source), None, None, None
+
+
+class _GatherSum(torch.autograd.Function):
+    """Own channels to whole, for work of which every rank does a part."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, source: Lists, _target: Lists, axis: ChannelAxis) -> Tensor:
+        ctx.axis, ctx.source = axis, source
+        return axis.gather(part, source)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return ctx.axis.reduce_scatter(gradient, ctx.source), None, None, None
+
+
+class _Slice(torch.autograd.Function):
+    """Whole to own channels."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, _source: Lists, target: Lists, axis: ChannelAxis) -> Tensor:
+        check_channels(whole, sum(map(len, target)))
+        ctx.axis, ctx.target = axis, target
+        return axis.own(whole, target)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return ctx.axis.gather(gradient, ctx.target), None, None, None
+
+
+class _Permute(torch.autograd.Function):
+    """Own channels to others."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, source: Lists, target: Lists, axis: ChannelAxis) -> Tensor:
+        ctx.axis, ctx.source, ctx.target = axis, source, target
+        return axis.own(axis.gather(part, source), target)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return ctx.axis.own(ctx.axis.gather(gradient, ctx.target), ctx.source), None, None, None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    """Summands of the whole to own channels of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, _source: Lists, target: Lists, axis: ChannelAxis) -> Tensor:
+        ctx.axis, ctx.target = axis, target
+        return axis.reduce_scatter(partial, target)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return ctx.axis.gather(gradient, ctx.target), None, None, None
+
+
+class _AllReduce(torch.autograd.Function):
+    """Summands of the whole to the sum on every rank, which all ranks use alike."""
+
+    @staticmethod
+    def forward(_ctx: Any, partial: Tensor, _source: Lists, _target: Lists, axis: ChannelAxis) -> Tensor:
+        return axis.all_reduce(partial)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return gradient, None, None, None
+
+
+_FUNCTIONS: dict[str, Any] = {
+    "copy": _Copy,
+    "gather": _Gather,
+    "gather_sum": _GatherSum,
+    "slice": _Slice,
+    "permute": _Permute,
+    "reduce_scatter": _ReduceScatter,
+    "all_reduce": _AllReduce,
+}

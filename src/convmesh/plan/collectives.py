@@ -1,0 +1,134 @@
+"""The closed form: number and bytes of the collectives that one update of a split network takes, by axis.
+
+On the channel axis each change of placement (`convmesh.plan.placement`) communicates, per micro-batch, with ``B`` the
+bytes of the whole tensor and ``b`` of a rank's part of it; counted are the inputs of each collective on one rank:
+
+| change | forward | backward, if a gradient flows there |
+|---|---|---|
+| ``copy`` | | all-reduce of B |
+| ``gather_sum`` | all-gather of b | reduce-scatter of B, and all-gather of b again unless the input is kept |
+| ``gather`` | all-gather of b | |
+| ``slice`` | | all-gather of b |
+| ``permute`` | all-gather of b before | all-gather of b after |
+| ``reduce_scatter`` | reduce-scatter of B | all-gather of b |
+| ``all_reduce`` | all-reduce of B | |
+
+A whole parameter used for own channels is all-reduced once per use. Each update adds one all-reduce of 16 bytes, by
+which the ranks agree on overflow and the gradient's norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from convmesh.graph import Edge, Node
+from convmesh.plan.placement import Change
+from convmesh.plan.resolved import Resolved, ResolvedPlan
+from convmesh.plan.weighted import WEIGHTED
+
+NORM_BYTES = 16
+"""Bytes of the all-reduce that ends each update: two numbers in float64."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Collectives of one kind.
+
+    Args:
+        kind: ``"all-reduce"``, ``"all-gather"`` or ``"reduce-scatter"``.
+        number: How many.
+        num_bytes: Bytes of all their inputs on one rank.
+    """
+
+    kind: str
+    number: int
+    num_bytes: int
+
+
+def channel_collectives(
+    resolved: ResolvedPlan,
+    *,
+    position: int,
+    num_micro_batches: int = 1,
+    element_bytes: int | None = None,
+    input_takes_gradient: bool = False,
+) -> tuple[Expected, ...]:
+    """What the forwards and backwards of one update communicate over the channel axis.
+
+    Args:
+        resolved: The plan, applied to the graph of one micro-batch.
+        position: Of the rank on the channel axis.
+        num_micro_batches: Micro-batches of the update, each as large as the graph's.
+        element_bytes: Bytes of one element, if not as in the graph.
+        input_takes_gradient: Whether the network's input takes a gradient, which it doesn't in training.
+
+    Returns:
+        One entry per kind of collective, kinds sorted; without the one of the gradient's norm.
+    """
+    sums: dict[str, tuple[int, int]] = {}
+    closed = _ClosedForm(resolved, position, element_bytes, input_takes_gradient)
+    for node in resolved.graph:
+        for kind, num_bytes in closed.of(node):
+            number, total = sums.get(kind, (0, 0))
+            sums[kind] = number + num_micro_batches, total + num_micro_batches * num_bytes
+    return tuple(Expected(kind, *sums[kind]) for kind in sorted(sums))
+
+
+class _ClosedForm:
+    """The collectives of single operators."""
+
+    def __init__(
+        self, resolved: ResolvedPlan, position: int, element_bytes: int | None, input_takes_gradient: bool
+    ) -> None:
+        self._resolved = resolved
+        self._graph = resolved.graph
+        self._position = position
+        self._element_bytes = element_bytes
+        self._flowing = set(self._graph.needs_gradient)
+        if input_takes_gradient:
+            self._flowing |= {node.name for node in self._graph}
+
+    def of(self, node: Node) -> Iterator[tuple[str, int]]:
+        """Kind and bytes of each collective of an operator, per micro-batch."""
+        entry = self._resolved.operators[node.name]
+        if entry.before.kind != "none":
+            yield from self._before(node, entry)
+        if entry.after.kind != "none":
+            yield from self._change(entry.after, self._graph.shape(Edge(node.name)), node.name in self._flowing, node)
+        for name in entry.summed:
+            parameter = next(found for found in self._graph.parameters if found.name == name)
+            yield "all-reduce", parameter.num_elements * self._bytes(node)
+
+    def _before(self, node: Node, entry: Resolved) -> Iterator[tuple[str, int]]:
+        edge = node.inputs[0]
+        shape = self._graph.shape(edge)
+        yield from self._change(entry.before, shape, edge.node in self._flowing, node)
+        weight = node.parameter("weight")
+        learns = weight is not None and weight.trainable
+        if entry.before.kind == "gather_sum" and node.kind in WEIGHTED and learns and not entry.keep_input:
+            yield "all-gather", self._part(shape, len(entry.before.source[self._position]), node)
+
+    def _change(self, change: Change, shape: tuple[int, ...], flows: bool, node: Node) -> Iterator[tuple[str, int]]:
+        whole = math.prod(shape) * self._bytes(node)
+        before = self._part(shape, len(change.source[self._position]), node) if change.source else whole
+        after = self._part(shape, len(change.target[self._position]), node) if change.target else whole
+        forward, backward = {
+            "copy": ((), (("all-reduce", whole),)),
+            "gather_sum": ((("all-gather", before),), (("reduce-scatter", whole),)),
+            "gather": ((("all-gather", before),), ()),
+            "slice": ((), (("all-gather", after),)),
+            "permute": ((("all-gather", before),), (("all-gather", after),)),
+            "reduce_scatter": ((("reduce-scatter", whole),), (("all-gather", after),)),
+            "all_reduce": ((("all-reduce", whole),), ()),
+        }[change.kind]
+        yield from forward
+        if flows:
+            yield from backward
+
+    def _part(self, shape: tuple[int, ...], num_channels: int, node: Node) -> int:
+        return math.prod((shape[0], num_channels, *shape[2:])) * self._bytes(node)
+
+    def _bytes(self, node: Node) -> int:
+        return self._element_bytes if self._element_bytes is not None else node.element_bytes

@@ -1,0 +1,140 @@
+"""Operators without mixing weights: they follow their inputs, or need them whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from convmesh.graph import Graph, Node, node_splits
+from convmesh.plan import partitions
+from convmesh.plan.placement import ParameterShard, Placement, Replicate, Shard
+
+MERGING = ("add", "multiply", "concat", "elementwise")
+"""Kinds that may have several inputs, which must agree."""
+
+PASSING = (
+    "add", "multiply", "elementwise", "batch_norm", "instance_norm", "dropout", "max_pool", "avg_pool",
+    "adaptive_pool", "upsample",
+)  # fmt: skip
+"""Kinds whose output has the channels of its inputs, each in its place."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How an operator can take its input.
+
+    Args:
+        source: Where its input must be.
+        output: Where its output is then.
+    """
+
+    source: Placement
+    output: Placement
+
+
+LOCAL_WITH_MODULE = ("dropout", "group_norm")
+"""Kinds that can work on own channels only where their module can be replaced: what a function call is given, the
+number of groups or the random numbers, is for all channels."""
+
+
+def follow(graph: Graph, node: Node, source: Placement, *, num_ranks: int, replaceable: bool) -> Way:
+    """How an operator with one input takes it.
+
+    Args:
+        graph: The network.
+        node: The operator.
+        source: Where its input is.
+        num_ranks: Ranks on the channel axis.
+        replaceable: Whether its module can be replaced.
+
+    Returns:
+        The input as it is if the operator can work on it; else another partition, or the whole.
+    """
+    if not isinstance(source, Shard):
+        return Way(source, source)
+    if needs_whole(graph, node) is not None or (node.kind in LOCAL_WITH_MODULE and not replaceable):
+        return Way(Replicate(), Replicate())
+    if node.kind == "group_norm":
+        return _group_norm(graph, node, source, num_ranks)
+    if node.kind == "channel_shuffle":
+        lists = partitions.shuffled(source.lists, node.attributes["groups"])
+        return Way(Replicate(), Replicate()) if lists is None else Way(source, Shard(lists))
+    if node.kind == "flatten" and node.attributes["start_dim"] == 1:
+        num_pixels = math.prod(graph.input_shapes(node)[0][2 : node.attributes["end_dim"] + 1])
+        return Way(source, Shard(partitions.flattened(source.lists, num_pixels)))
+    return Way(source, source)
+
+
+def needs_whole(graph: Graph, node: Node) -> str | None:
+    """Why an operator needs all channels at once, or None."""
+    if node.kind in ("split", "slice") and node.attributes["dim"] == 1:
+        return "it counts channels from the first of all"
+    if node.kind in ("mean", "sum") and not node.attributes["keep_dims"] and 0 in node.attributes["dims"]:
+        return "it moves the channels to another dim"
+    if not node.output_shapes or min(len(shape) for shape in (*graph.input_shapes(node), *node.output_shapes)) < 2:
+        return "its tensors have no channels"
+    return node_splits(graph, node).refused.get("channels")
+
+
+def parameter_shards(node: Node, placement: Placement) -> dict[str, ParameterShard]:
+    """The splits of an operator's parameters and statistics that hold one value per channel.
+
+    Args:
+        node: The operator.
+        placement: Where its input is.
+
+    Returns:
+        Name to split; empty on whole channels.
+    """
+    if not isinstance(placement, Shard) or node.kind == "layer_norm":
+        return {}
+    num_channels = sum(map(len, placement.lists))
+    return {
+        parameter.name: ParameterShard(0, placement.lists)
+        for parameter in node.parameters
+        if parameter.shape == (num_channels,)
+    }
+
+
+def summed_parameters(node: Node, placement: Placement, shards: Mapping[str, ParameterShard]) -> tuple[str, ...]:
+    """Whole parameters of which every rank sees the part of the gradient that its own channels give.
+
+    Args:
+        node: The operator.
+        placement: Where its input is.
+        shards: Its split parameters.
+
+    Returns:
+        Their names: a slope for all channels, or a layer norm's weights over pixels.
+    """
+    if placement == Replicate():
+        return ()
+    return tuple(entry.name for entry in node.parameters if entry.trainable and entry.name not in shards)
+
+
+def channel_extent(graph: Graph, node: Node, position: int) -> tuple[int, int]:
+    """Where an input of a merging operator has its channels.
+
+    Args:
+        graph: The network.
+        node: The operator.
+        position: Which of its inputs.
+
+    Returns:
+        Its dim that is aligned with dim 1 of the result, below 0 if there is none, and the size of that dim.
+    """
+    shape = graph.input_shapes(node)[position]
+    dim = 1 - (len(node.shape) - len(shape))
+    return dim, shape[dim] if dim >= 0 else 1
+
+
+def _group_norm(graph: Graph, node: Node, source: Shard, num_ranks: int) -> Way:
+    groups = int(node.attributes["groups"])
+    num_channels = graph.input_shapes(node)[0][1]
+    if partitions.whole_groups(source.lists, num_channels // groups) is not None:
+        return Way(source, source)
+    if groups < num_ranks:
+        return Way(Replicate(), Replicate())
+    whole = Shard(partitions.by_groups(num_channels, groups, num_ranks))
+    return Way(whole, whole)

@@ -1,0 +1,174 @@
+"""Plans as YAML files.
+
+```yaml
+schema_version: 1
+mesh: {data: 2, channel: 2}
+opaque: refuse                      # or gather
+operators:                          # later entries win
+  conv1: {channel: out_channels}
+  layer4.*: {channel: {split: in_channels, partition: [3, 3, 2, 2]}}
+  fc: {channel: {split: in_channels, output: whole}}
+network: {...}                      # what the plan was made for; may be left out
+```
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from convmesh.errors import ConfigError, ConvMeshError, raise_all
+from convmesh.mesh import Mesh
+from convmesh.plan.plan import SCHEMA_VERSION, Choice, Entry, NetworkFacts, Partition, Plan
+from convmesh.yaml_file import read_mapping
+
+_STRICT = ConfigDict(extra="forbid")
+_Split = Literal["out_channels", "in_channels", "groups", "channels", "whole"]
+_DEFAULTS = {entry.name: entry.default for entry in dataclasses.fields(Choice) if entry.name != "split"}
+
+
+@dataclass(frozen=True, config=_STRICT, kw_only=True)
+class _ChoiceFile:
+    split: _Split
+    partition: Partition = "contiguous"
+    keep_input: bool = False
+    output: Literal["sharded", "whole"] = "sharded"
+
+
+@dataclass(frozen=True, config=_STRICT, kw_only=True)
+class _NetworkFile:
+    fingerprint: str
+    input_shape: tuple[int, ...]
+    operators: dict[str, str] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=_STRICT, kw_only=True)
+class _PlanFile:
+    schema_version: int
+    mesh: dict[str, int]
+    opaque: Literal["gather", "refuse"] = "refuse"
+    operators: dict[str, dict[str, _Split | _ChoiceFile]] = Field(default_factory=dict)
+    network: _NetworkFile | None = None
+
+
+_ADAPTER: TypeAdapter[_PlanFile] = TypeAdapter(_PlanFile)
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Reads a plan file.
+
+    Args:
+        path: A YAML file.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ConfigError: If the file can't be read, is of another version, or one setting is wrong.
+        MistakeList: If several are wrong; all are listed.
+    """
+    content = read_mapping(
+        Path(path), what="plan", fix="Write one with: convmesh check CONFIG --mesh channel=2 --write-plan FILE"
+    )
+    version = content.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise ConfigError(
+            f"the plan {path} was written for another version of ConvMesh",
+            got=f"schema_version {version}",
+            expected=SCHEMA_VERSION,
+            fix=f"Write 'schema_version: {SCHEMA_VERSION}' if it is a plan of today, or make a new one",
+        )
+    try:
+        parsed = _ADAPTER.validate_python(content)
+    except ValidationError as error:
+        mistakes: list[ConvMeshError] = [_explain(detail, path) for detail in _distinct(error)]
+        raise_all(mistakes)
+        raise
+    return _plan_of(parsed)
+
+
+def dump_plan(plan: Plan) -> str:
+    """Writes a plan as YAML that ``load_plan`` reads back to an equal plan."""
+    content: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "mesh": dict(plan.mesh.sizes),
+        "opaque": plan.opaque,
+        "operators": {
+            entry.pattern: {axis: _dump_choice(choice) for axis, choice in entry.axes.items()} for entry in plan.entries
+        },
+    }
+    if plan.network is not None:
+        content["network"] = {
+            "fingerprint": plan.network.fingerprint,
+            "input_shape": list(plan.network.input_shape),
+            "operators": dict(plan.network.operators),
+        }
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes the choice for one operator in one line."""
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+        node = super().represent_mapping(tag, mapping, flow_style)
+        values = mapping.values() if isinstance(mapping, Mapping) else ()
+        node.flow_style = all(not isinstance(value, dict) or len(value) < 5 for value in values) and len(mapping) < 5
+        return node
+
+
+def _plan_of(parsed: _PlanFile) -> Plan:
+    facts = parsed.network
+    return Plan(
+        mesh=Mesh(parsed.mesh),
+        opaque=parsed.opaque,
+        entries=tuple(
+            Entry(pattern=pattern, axes={axis: _choice_of(choice) for axis, choice in axes.items()})
+            for pattern, axes in parsed.operators.items()
+        ),
+        network=None
+        if facts is None
+        else NetworkFacts(
+            fingerprint=facts.fingerprint, input_shape=facts.input_shape, operators=dict(facts.operators)
+        ),
+    )
+
+
+def _choice_of(choice: _Split | _ChoiceFile) -> Choice:
+    if isinstance(choice, str):
+        return Choice(split=choice)
+    return Choice(split=choice.split, partition=choice.partition, keep_input=choice.keep_input, output=choice.output)
+
+
+def _dump_choice(choice: Choice) -> Any:
+    changed = {name: getattr(choice, name) for name, default in _DEFAULTS.items() if getattr(choice, name) != default}
+    if "partition" in changed and not isinstance(choice.partition, str):
+        changed["partition"] = [list(part) if isinstance(part, tuple) else part for part in choice.partition]
+    return {"split": choice.split, **changed} if changed else choice.split
+
+
+def _distinct(error: ValidationError) -> list[Any]:
+    """One detail per setting: of a choice, either form is tried, and what is wrong with the nearer one counts."""
+    found: dict[tuple[Any, ...], Any] = {}
+    for detail in error.errors(include_url=False):
+        location = tuple(part for part in detail["loc"] if not str(part).startswith(("_ChoiceFile", "literal[")))
+        is_text = isinstance(detail["input"], str)
+        if location not in found or (detail["type"] == "literal_error") == is_text:
+            found[location] = {**detail, "loc": location}
+    inner = {location[:length] for location in found for length in range(len(location))}
+    return [detail for location, detail in found.items() if location not in inner]
+
+
+def _explain(detail: Mapping[str, Any], path: str | Path) -> ConfigError:
+    where = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return ConfigError(f"the setting '{where}' of the plan {path} is unknown")
+    expected = str(detail["msg"]).removeprefix("Input should be ")
+    return ConfigError(
+        f"the setting '{where}' of the plan {path} is wrong", got=repr(detail["input"]), expected=expected
+    )

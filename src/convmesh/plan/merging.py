@@ -1,0 +1,103 @@
+"""Operators with several inputs: what they make of them, and what has to be changed before they can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from convmesh.errors import ConvMeshError, ModelError
+from convmesh.graph import Edge, Graph, Node
+from convmesh.plan import partitions
+from convmesh.plan.followers import MERGING, channel_extent, needs_whole
+from convmesh.plan.placement import Placement, Replicate, Shard
+
+Alternative = list[tuple[Edge, Placement]]
+"""Tensors and where they must be, all together."""
+
+
+class Conflict(Exception):
+    """Tensors that an operator needs elsewhere.
+
+    Args:
+        alternatives: What would suit, the best first.
+        error: What to tell the user if none is possible.
+    """
+
+    def __init__(self, alternatives: Sequence[Alternative], error: ConvMeshError) -> None:
+        super().__init__(str(error))
+        self.alternatives = alternatives
+        self.error = error
+
+
+def merge(
+    graph: Graph, node: Node, sources: Sequence[Placement], *, num_ranks: int
+) -> tuple[Placement, tuple[str, ...]]:
+    """What an operator makes of several inputs.
+
+    Args:
+        graph: The network.
+        node: The operator.
+        sources: Where each input is.
+        num_ranks: Ranks on the channel axis.
+
+    Returns:
+        Where its output is, and the names of whole parameters of which every rank uses own channels only.
+
+    Raises:
+        Conflict: If inputs have to be changed first.
+    """
+    if all(source == Replicate() for source in sources):
+        return Replicate(), ()
+    reason = needs_whole(graph, node) if node.kind in MERGING else "it is no built-in"
+    if reason is not None:
+        raise Conflict([_all_whole(node)], _error(node, sources, reason))
+    if node.kind == "concat" and node.attributes["dim"] == 1:
+        return _concatenate(graph, node, sources, num_ranks), ()
+    return _align(graph, node, sources)
+
+
+def _concatenate(graph: Graph, node: Node, sources: Sequence[Placement], num_ranks: int) -> Placement:
+    sizes = [shape[1] for shape in graph.input_shapes(node)]
+    lists = [source.lists for source in sources if isinstance(source, Shard)]
+    if len(lists) == len(sizes):
+        return Shard(partitions.concatenated(lists))
+    sharded: Alternative = [
+        (edge, Shard(partitions.contiguous(size, num_ranks)))
+        for edge, size, source in zip(node.inputs, sizes, sources, strict=True)
+        if source == Replicate()
+    ]
+    alternatives = [sharded, _all_whole(node)] if min(sizes) >= num_ranks else [_all_whole(node)]
+    raise Conflict(alternatives, _error(node, sources, "some are split and some are whole"))
+
+
+def _align(graph: Graph, node: Node, sources: Sequence[Placement]) -> tuple[Placement, tuple[str, ...]]:
+    partial, summed = False, []
+    wide: list[tuple[Edge, Placement]] = []
+    for position, (edge, source) in enumerate(zip(node.inputs, sources, strict=True)):
+        if channel_extent(graph, node, position)[1] > 1:
+            wide.append((edge, source))
+        elif edge.node in graph.needs_gradient:
+            maker = graph.node(edge.node)
+            summed += [parameter.name for parameter in maker.parameters if maker.kind == "parameter"]
+            partial = partial or maker.kind != "parameter"
+    targets = list(dict.fromkeys(source for _, source in wide if isinstance(source, Shard)))
+    if partial:
+        raise Conflict([_all_whole(node)], _error(node, sources, "one is spread over the channels of the other"))
+    if len(targets) == 1 and all(source == targets[0] for _, source in wide):
+        return targets[0], tuple(summed)
+    alternatives: list[Alternative] = [
+        [(edge, target) for edge, source in wide if source != target] for target in targets
+    ]
+    raise Conflict([*alternatives, _all_whole(node)], _error(node, sources, "their channels are split differently"))
+
+
+def _all_whole(node: Node) -> Alternative:
+    return [(edge, Replicate()) for edge in dict.fromkeys(node.inputs)]
+
+
+def _error(node: Node, sources: Sequence[Placement], reason: str) -> ModelError:
+    inputs = ", ".join(f"{edge} {source}" for edge, source in zip(node.inputs, sources, strict=True))
+    return ModelError(
+        f"the inputs of {node.name} ({node.kind}) can't be brought together: {reason}",
+        got=inputs,
+        fix="Split the layers that make them alike, keep them whole, or put a module of its own before it",
+    )

@@ -1,0 +1,118 @@
+"""Plan: how a network is split over a mesh, as data.
+
+A plan names, per operator and axis, a split; it computes nothing. `convmesh.plan.resolve` tells what follows from it
+for a graph, `convmesh.plan.load` reads and writes it as YAML.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from convmesh.graph import Graph, Node, node_splits
+from convmesh.mesh import Mesh
+
+SCHEMA_VERSION = 1
+"""Version of the plan file."""
+
+CHANNEL = "channel"
+"""The axis along which channels are split."""
+
+CHANNEL_SPLITS = ("out_channels", "in_channels", "groups", "channels", "whole")
+"""What may be split along the channel axis."""
+
+Partition = Literal["contiguous", "round_robin"] | tuple[int, ...] | tuple[tuple[int, ...], ...]
+"""Which channels each rank owns: by name, as the number of each rank, or as the list of each rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """How an operator is split along one axis.
+
+    Args:
+        split: One of ``CHANNEL_SPLITS``.
+        partition: Which channels of the result each rank owns; for ``in_channels`` with whole output, and where
+            an input has to be split first, which channels of the input.
+        keep_input: Whether an input gathered in the forward is kept for the backward; if not, it is gathered again.
+        output: Whether ``in_channels`` ends with every rank's own channels or with all of them on every rank.
+    """
+
+    split: Literal["out_channels", "in_channels", "groups", "channels", "whole"]
+    partition: Partition = "contiguous"
+    keep_input: bool = False
+    output: Literal["sharded", "whole"] = "sharded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What a plan says about operators.
+
+    Args:
+        pattern: A name, or a pattern with ``*`` and ``?``; a ``*`` matches dots too.
+        axes: Axis name to choice.
+    """
+
+    pattern: str
+    axes: Mapping[str, Choice]
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it may mean several operators."""
+        return any(letter in self.pattern for letter in "*?[")
+
+    def matches(self, name: str) -> bool:
+        """Whether it means the operator of this name."""
+        return fnmatch.fnmatchcase(name, self.pattern)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkFacts:
+    """What is noted of the network that a plan was made for.
+
+    Args:
+        fingerprint: Equal for equal graphs, whatever the number of samples.
+        input_shape: Shape of one sample, channels first.
+        operators: Name of each operator with parameters to what it is, in words.
+    """
+
+    fingerprint: str
+    input_shape: tuple[int, ...]
+    operators: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a network is split.
+
+    Args:
+        mesh: The ranks.
+        entries: What is said about operators; of several that mean the same one, the last counts. Operators that own
+            weights and are not named stay whole; all others follow their inputs.
+        opaque: Whether the inputs of operators without a rule are made whole, or such operators refused.
+        network: The network that it was made for; None for one written by hand.
+    """
+
+    mesh: Mesh
+    entries: tuple[Entry, ...] = ()
+    opaque: Literal["gather", "refuse"] = "refuse"
+    network: NetworkFacts | None = None
+
+    def choice(self, graph: Graph, node: Node, axis: str = CHANNEL) -> Choice | None:
+        """What the plan says about an operator on an axis.
+
+        Args:
+            graph: The network.
+            node: One of its operators.
+            axis: An axis of the mesh.
+
+        Returns:
+            The last entry that means it; a pattern means only operators that can be split so.
+        """
+        for entry in reversed(self.entries):
+            if axis not in entry.axes or not entry.matches(node.name):
+                continue
+            if not entry.is_pattern or entry.axes[axis].split in node_splits(graph, node).allowed:
+                return entry.axes[axis]
+        return None

@@ -1,0 +1,272 @@
+"""From a graph and a plan to the placement of every tensor on the channel axis.
+
+One walk over the operators in order. A weighted operator does what the plan says; the others follow their inputs. Where
+a tensor is not as an operator needs it, it is changed at the border of a module: of the operator's own, or of the
+nearest one before it that makes the tensor. That decision is noted, and the walk starts again, until nothing is
+missing. What can't be brought together is an error; all of them are listed.
+
+| operator, split | input taken | output made |
+|---|---|---|
+| convolution, dense by ``out_channels`` | whole (gathered) | sharded by the plan's partition |
+| by ``in_channels`` | sharded (sliced) | partial sums: reduce-scattered, or all-reduced to whole |
+| by ``groups`` | sharded by whole groups | sharded by the same groups |
+| ``whole`` | whole (gathered) | whole |
+| norms of own channels, pooling, dropout, element-wise | as it is | as it is |
+| group norm | sharded by whole groups | the same |
+| add, multiply, concat | all alike | alike; a concatenation of own channels |
+| flatten | as it is | the features of own channels |
+| what works along channels, opaque operators | whole | whole |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from convmesh.errors import ConfigError, ConvMeshError, ModelError, raise_all
+from convmesh.graph import Edge, Graph, Node
+from convmesh.graph.graph import SOURCES
+from convmesh.plan import followers, weighted
+from convmesh.plan.entries import entry_mistakes, torn_parameters
+from convmesh.plan.merging import Conflict, merge
+from convmesh.plan.placement import ParameterShard, Placement, Replicate, Shard, change_between
+from convmesh.plan.plan import CHANNEL, Choice, Plan
+from convmesh.plan.resolved import Resolved, ResolvedPlan
+
+_WHOLE = Choice(split="whole")
+
+
+def resolve(graph: Graph, plan: Plan) -> ResolvedPlan:
+    """Applies a plan to a graph.
+
+    Args:
+        graph: The network.
+        plan: The plan; its mesh says how many ranks the channel axis has.
+
+    Returns:
+        What becomes of every operator and tensor.
+
+    Raises:
+        ConvMeshError: If something can't be done exactly; several things are listed together as a ``MistakeList``.
+    """
+    resolver = _Resolver(graph, plan)
+    operators = resolver.run()
+    raise_all(resolver.errors)
+    return ResolvedPlan(graph=graph, plan=plan, operators=operators)
+
+
+class _Resolver:
+    """The walk and what it has decided so far."""
+
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        self._graph = graph
+        self._plan = plan
+        self._num_ranks = plan.mesh.size(CHANNEL)
+        self._hosts = hosts(graph)
+        self._wanted: dict[str, Placement] = {}
+        self._given_up: set[str] = set()
+        self._operators: dict[str, Resolved] = {}
+        self.errors: list[ConvMeshError] = entry_mistakes(graph, plan)
+
+    def run(self) -> dict[str, Resolved]:
+        """Walks until no tensor has to be changed any more."""
+        while not self._walk():
+            self._operators = {}
+        self.errors += torn_parameters(self._graph, self._operators)
+        return self._operators
+
+    def _walk(self) -> bool:
+        for node in self._graph:
+            try:
+                entry = self._place(node)
+            except Conflict as conflict:
+                if self._bring_together(conflict):
+                    return False
+                self._give_up(node, conflict.error)
+                entry = Resolved(node=node.name, split="whole", output=Replicate())
+            more = tuple(entry.output for _ in node.output_shapes[1:])
+            self._operators[node.name] = dataclasses.replace(entry, more_outputs=more)
+        return all(self._make_whole(edge) for edge in self._graph.outputs)
+
+    def _give_up(self, node: Node, *errors: ConvMeshError) -> None:
+        # The walk may come by again; an error is told once.
+        if node.name not in self._given_up:
+            self._given_up.add(node.name)
+            self.errors += errors
+
+    def _placement(self, edge: Edge) -> Placement:
+        return self._operators[edge.node].outputs[edge.output]
+
+    def _place(self, node: Node) -> Resolved:
+        if node.kind in SOURCES:
+            return self._place_source(node)
+        if node.kind in weighted.WEIGHTED:
+            return self._place_weighted(node)
+        if node.kind == "opaque" and self._plan.opaque == "refuse":
+            self._refuse_opaque(node)
+        return self._place_follower(node) if len(node.inputs) == 1 else self._place_merging(node)
+
+    def _place_source(self, node: Node) -> Resolved:
+        placement = self._wanted.get(node.name, Replicate())
+        shards = {}
+        if isinstance(placement, Shard):
+            shards[node.parameters[0].name] = ParameterShard(self._aligned_dims(node).pop(), placement.lists)
+        return Resolved(node=node.name, split="whole", output=placement, shards=shards)
+
+    def _aligned_dims(self, source: Node) -> set[int]:
+        """The dims of a parameter that its users align with channels."""
+        dims = set()
+        for user in self._graph.consumers(Edge(source.name)):
+            position = user.inputs.index(Edge(source.name))
+            known = user.kind in followers.MERGING and user.kind != "concat"
+            dims.add(followers.channel_extent(self._graph, user, position)[0] if known else -1)
+        return dims
+
+    def _place_weighted(self, node: Node) -> Resolved:
+        choice = self._plan.choice(self._graph, node) or _WHOLE
+        errors = weighted.refusals(self._graph, node, choice, num_ranks=self._num_ranks)
+        if not errors and choice.split != "whole" and (reason := self._not_replaceable(node)):
+            errors = [
+                ConfigError(
+                    f"{node.name} can't be split by '{choice.split}': {reason}",
+                    fix=f"Set '{node.name}: {{channel: whole}}', or give it a module of its own",
+                )
+            ]
+        if errors:
+            self._give_up(node, *errors)
+            choice = _WHOLE
+        source, wanted = self._placement(node.inputs[0]), self._wanted.get(node.name)
+        entry = weighted.place(node, source, choice, num_ranks=self._num_ranks, wanted=wanted)
+        if len(node.inputs) > 1 or (entry.before.kind != "none" and node.name not in self._hosts):
+            return self._place_merging(node)
+        return entry
+
+    def _not_replaceable(self, node: Node) -> str | None:
+        weight = node.parameter("weight")
+        if weight is None or weight.name.rpartition(".")[0] != node.module:
+            return "its weight is not a parameter of its own module"
+        if node.name in self._hosts:
+            return None
+        return "its module is called several times or holds other operators too, or it is written as a function"
+
+    def _place_follower(self, node: Node) -> Resolved:
+        source = self._placement(node.inputs[0])
+        replaceable = node.name in self._hosts
+        way = followers.follow(
+            self._graph, node, self._chosen(node, source), num_ranks=self._num_ranks, replaceable=replaceable
+        )
+        if way.source != source and not replaceable:
+            edge = node.inputs[0]
+            raise Conflict([[(edge, way.source)], [(edge, Replicate())]], self._unreachable(node))
+        wanted = self._wanted.get(node.name, way.output)
+        shards = followers.parameter_shards(node, way.source)
+        return Resolved(
+            node=node.name,
+            split="whole" if way.source == Replicate() else "channels",
+            before=change_between(source, way.source),
+            after=change_between(way.output, wanted),
+            output=wanted,
+            shards=shards,
+            summed=followers.summed_parameters(node, way.source, shards),
+        )
+
+    def _chosen(self, node: Node, source: Placement) -> Placement:
+        choice = self._plan.choice(self._graph, node)
+        if choice is None:
+            return source
+        errors = weighted.refusals(self._graph, node, choice, num_ranks=self._num_ranks)
+        if errors:
+            self._give_up(node, *errors)
+        elif choice.split == "whole":
+            return Replicate()
+        elif source == Replicate():
+            num_channels = self._graph.input_shapes(node)[0][1]
+            return Shard(weighted.lists_of(choice, num_channels, self._num_ranks))
+        return source
+
+    def _place_merging(self, node: Node) -> Resolved:
+        sources = [self._placement(edge) for edge in node.inputs]
+        output, summed = merge(self._graph, node, sources, num_ranks=self._num_ranks)
+        wanted = self._wanted.get(node.name, output)
+        return Resolved(
+            node=node.name,
+            split="whole" if output == Replicate() else "channels",
+            after=change_between(output, wanted),
+            output=wanted,
+            summed=summed,
+        )
+
+    def _refuse_opaque(self, node: Node) -> None:
+        if any(self._placement(edge) != Replicate() for edge in node.inputs):
+            error = ModelError(
+                f"ConvMesh knows no rule for {node.attributes['operator']} ({node.name}), whose input is split",
+                fix="Set 'opaque: gather' in the plan to make its input whole, or use a built-in module instead",
+            )
+            self._give_up(node, error)
+
+    def _make_whole(self, edge: Edge) -> bool:
+        if self._placement(edge) == Replicate():
+            return True
+        error = ModelError(
+            "the network's output can't be made whole",
+            got=f"{edge} is {self._placement(edge)}",
+            fix="Let a module of its own make it",
+        )
+        if self._bring_together(Conflict([[(edge, Replicate())]], error)):
+            return False
+        self._give_up(self._graph.node(edge.node), error)
+        return True
+
+    def _bring_together(self, conflict: Conflict) -> bool:
+        """Notes the changes of the first alternative for which modules are found."""
+        for alternative in conflict.alternatives:
+            found: dict[str, Placement] = {}
+            if all(self._reach(edge, target, found) for edge, target in alternative) and found:
+                self._wanted |= found
+                return True
+        return False
+
+    def _reach(self, edge: Edge, target: Placement, found: dict[str, Placement]) -> bool:
+        """Finds the modules at which a tensor can be changed, going back from it."""
+        node = self._graph.node(edge.node)
+        if self._placement(edge) == target or found.get(node.name) == target:
+            return True
+        if node.name in self._wanted or node.name in found:
+            return False
+        if self._can_change(node):
+            found[node.name] = target
+            return True
+        if node.kind in SOURCES or (isinstance(target, Shard) and node.kind not in followers.PASSING):
+            return False
+        edges = [entry for entry in node.inputs if self._follows(node, entry, target)]
+        return bool(edges) and all(self._reach(entry, target, found) for entry in edges)
+
+    def _can_change(self, node: Node) -> bool:
+        """Whether an operator's output can be changed where it is made; a parameter, if its users see one dim of it."""
+        if node.kind == "parameter":
+            dims = self._aligned_dims(node)
+            return len(dims) == 1 and dims.pop() >= 0
+        return node.name in self._hosts and len(node.output_shapes) == 1
+
+    def _follows(self, node: Node, edge: Edge, target: Placement) -> bool:
+        if target == Replicate():
+            return self._placement(edge) != Replicate()
+        return self._graph.shape(edge)[1:2] == node.shape[1:2]
+
+    def _unreachable(self, node: Node) -> ModelError:
+        where = f" in {node.module}" if node.module and node.module != node.name else ""
+        reason = followers.needs_whole(self._graph, node) or "it is written as a function, or called several times"
+        return ModelError(
+            f"{node.name} ({node.kind}{where}) can't work on the split channels of its input: {reason}; and no module "
+            "stands before it at which they could be exchanged",
+            fix="Give what makes its input a module of its own, or keep the layers before it whole",
+        )
+
+
+def hosts(graph: Graph) -> frozenset[str]:
+    """Operators at whose module something can be changed: a module that computes nothing else and is called once."""
+    calls: dict[str, int] = {}
+    for node in graph:
+        calls[node.module] = calls.get(node.module, 0) + 1
+    return frozenset(
+        node.name for node in graph if node.module and node.name == node.module and calls[node.module] == 1
+    )

@@ -1,0 +1,153 @@
+"""Cases for ranks of PyTorch that split a network along channels."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convmesh.engines.contract import Engine, World
+from convmesh.engines.torch.channel_axis import ChannelAxis
+from convmesh.engines.torch.channel_split import ChannelSplit, split_of
+from convmesh.engines.torch.collectives import DataAxis
+from convmesh.engines.torch.engine import TorchEngine, _group
+from convmesh.engines.torch.parallelize import apply
+from convmesh.engines.torch.trace import trace
+from convmesh.mesh import Mesh
+from convmesh.plan import CHANNEL, Choice, Entry, Plan, resolve
+from convmesh.plan.collectives import channel_collectives
+
+_engines: dict[str, TorchEngine] = {}
+
+
+def on_mesh(world: World, sizes: Mapping[str, int]) -> tuple[TorchEngine, World]:
+    """The ranks of a pool as another mesh; groups are made once."""
+    mesh = Mesh(sizes)
+    placed = dataclasses.replace(world, mesh=mesh)
+    if str(mesh) not in _engines:
+        engine = TorchEngine()
+        engine._world = placed
+        engine._axis = DataAxis(_group(placed, "data"))
+        engine._channel = _group(placed, CHANNEL)
+        _engines[str(mesh)] = engine
+    return _engines[str(mesh)], placed
+
+
+def plan_of(entries: Mapping[str, Any], num_ranks: int, **settings: Any) -> Plan:
+    """A plan from operator name to a split, or to the arguments of a choice."""
+    choices = {
+        name: Choice(split=choice) if isinstance(choice, str) else Choice(**choice) for name, choice in entries.items()
+    }
+    return Plan(
+        mesh=Mesh({"data": 1, CHANNEL: num_ranks}),
+        entries=tuple(Entry(pattern=name, axes={CHANNEL: choice}) for name, choice in choices.items()),
+        **settings,
+    )
+
+
+def difference(got: Tensor, expected: Tensor) -> float:
+    """The norm of the difference over that of what is expected."""
+    if got.shape != expected.shape:
+        return float("inf")
+    return float((got - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def whole(split: ChannelSplit, name: str, tensor: Tensor) -> Tensor:
+    shard = split.shards.get(name)
+    return tensor if shard is None else split.axis.gather(tensor, shard.lists, dim=shard.dim)
+
+
+def compare(
+    network: nn.Module, shape: Sequence[int], entries: Mapping[str, Any], axis: ChannelAxis, **settings: Any
+) -> dict[str, Any]:
+    """One forward and backward of a network, whole and split, from the same parameters.
+
+    Returns:
+        The largest relative differences of output, input gradient, parameter gradients and buffers, and the collectives
+        as counted and as told beforehand.
+    """
+    network = network.double()
+    if settings.pop("channels_last", False):
+        network = network.to(memory_format=torch.channels_last)
+        axis = ChannelAxis(axis._group, channels_last=True)
+    alone = copy.deepcopy(network)
+    graph = trace(network, tuple(shape))
+    plan = plan_of(entries, axis.size, **settings)
+    resolved = resolve(graph, plan)
+    apply(network, resolved, axis)
+    split = split_of(network)
+    assert split is not None
+    torch.manual_seed(5)
+    x = torch.randn(*shape, dtype=torch.float64)
+    results = []
+    for net in (alone, network):
+        own = x.clone().requires_grad_()
+        axis.begin_update()
+        torch.manual_seed(7)
+        y = net(own)
+        torch.manual_seed(6)
+        (y * torch.randn_like(y)).sum().backward()
+        results.append((y.detach(), own.grad))
+    counted = {(count.kind): (count.number, count.num_bytes) for count in axis.counts()}
+    gradients = {name: p.grad for name, p in alone.named_parameters() if p.grad is not None}
+    errors = {"output": difference(results[1][0], results[0][0]), "input": difference(results[1][1], results[0][1])}
+    own_gradients = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    assert own_gradients.keys() == gradients.keys(), own_gradients.keys() ^ gradients.keys()
+    for name, gradient in gradients.items():
+        errors[name] = difference(whole(split, name, own_gradients[name]), gradient)
+    buffers = dict(network.named_buffers())
+    for name, buffer in alone.named_buffers():
+        if buffer.is_floating_point():
+            errors[name] = difference(whole(split, name, buffers[name]), buffer)
+    told = {
+        count.kind: (count.number, count.num_bytes)
+        for count in channel_collectives(resolved, position=axis.position, input_takes_gradient=True)
+    }
+    return {"errors": errors, "counted": counted, "told": told, "splits": _splits(resolved.operators)}
+
+
+def _splits(operators: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
+    return {name: (entry.split, entry.before.kind, entry.after.kind) for name, entry in operators.items()}
+
+
+class Alone(nn.Module):
+    """An operator between a layer that makes its input and an activation that takes its output."""
+
+    def __init__(self, first: nn.Module, op: nn.Module) -> None:
+        super().__init__()
+        self.first = first
+        self.op = op
+        self.last = nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.op(self.first(x)))
+
+
+def layer_of(kind: str, num_dims: int, *args: Any, **settings: Any) -> nn.Module:
+    """A convolution, transposed convolution or dense layer."""
+    if kind == "dense":
+        return nn.Linear(*args, **settings)
+    name = f"{'ConvTranspose' if kind == 'transposed' else 'Conv'}{num_dims}d"
+    return getattr(nn, name)(*args, **settings)
+
+
+def operators(engine: Engine, world: World, *, cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Many operators, one after the other; each case says kind, dims, arguments, shape and entries of the plan."""
+    channel, _ = on_mesh(world, {"data": 1, CHANNEL: world.num_ranks})
+    axis = ChannelAxis(channel._channel)
+    answers = []
+    for number, case in enumerate(cases):
+        torch.manual_seed(number)
+        num_dims = case["num_dims"]
+        first = layer_of("dense" if num_dims == 0 else "convolution", num_dims, *case["first"])
+        op = layer_of(case["kind"], num_dims, *case["args"], **case["settings"])
+        answers.append(
+            compare(
+                Alone(first, op), case["shape"], case["entries"], axis, channels_last=case.get("channels_last", False)
+            )
+        )
+    return answers
