@@ -30,12 +30,10 @@ def window_size(size: int, *, reach: int, stride: int, padding: tuple[int, int],
         The number of windows; 0 if none fits.
     """
     room = size + sum(padding) - reach
-    if room < 0:
-        return 0
     if not ceil_mode:
-        return room // stride + 1
+        return max(0, room // stride + 1)
     num_windows = -(-room // stride) + 1
-    return num_windows - 1 if (num_windows - 1) * stride >= size + padding[0] else num_windows
+    return max(0, num_windows - ((num_windows - 1) * stride >= size + padding[0]))
 
 
 def convolution(attributes: Attributes, shapes: Shapes) -> tuple[Shape, ...]:

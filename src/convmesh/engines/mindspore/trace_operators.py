@@ -98,12 +98,12 @@ class Meaning:
 
 
 def convolution(call: Call) -> Meaning | None:
-    """``Conv2D``, ``Conv3D``, ``Conv2DTranspose`` and ``Conv3DTranspose``."""
+    """``Conv2D``, ``Conv3D``, and what computes the gradient of their input as a transposed convolution."""
     x, weight = call.tensor(0), call.own(1)
     if x is None or weight is None:
         return None
     num_dims = len(x.shape) - 2
-    transposed = call.name.endswith("Transpose")
+    transposed = call.name not in ("Conv2D", "Conv3D")
     kernel, attributes = tuple(call.attributes["kernel_size"])[-num_dims:], call.attributes
     stride, dilation = tuple(attributes["stride"])[-num_dims:], tuple(attributes["dilation"])[-num_dims:]
     padding = _pairs(attributes["pad_list"], num_dims)
@@ -506,6 +506,7 @@ COMPARISONS = {
 }  # fmt: skip
 """Primitives that compare to relations."""
 
+_CONVOLUTIONS = ("", "Transpose", "BackpropInput")
 _POOLS = ("MaxPool", "MaxPool3D", "MaxPoolWithArgmaxV2", "MaxPool3DWithArgmax", "AvgPool", "AvgPool3D")
 _UPSAMPLES = (
     "ResizeNearestNeighborV2",
@@ -516,7 +517,7 @@ _UPSAMPLES = (
 )
 
 PRIMITIVES: Mapping[str, Callable[[Call], Meaning | None]] = {
-    **dict.fromkeys(["Conv2D", "Conv3D", "Conv2DTranspose", "Conv3DTranspose"], convolution),
+    **dict.fromkeys([f"Conv{dims}D{name}" for dims in (2, 3) for name in _CONVOLUTIONS], convolution),
     **dict.fromkeys(["MatMul", "Dense"], dense),
     **dict.fromkeys(["Dropout", "Dropout2D", "Dropout3D"], dropout),
     **dict.fromkeys(_POOLS, pool),
