@@ -153,7 +153,18 @@ def max_pool(
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
 ) -> Attributes:
-    """Attributes of max-pooling; padding never wins the maximum."""
+    """Attributes of max-pooling; padding never wins the maximum.
+
+    Args:
+        kernel: Size per spatial dim.
+        stride: Step.
+        padding: Pair per spatial dim.
+        dilation: Distance of kernel elements.
+        ceil_mode: Whether a last window may reach over the end.
+
+    Returns:
+        The attributes.
+    """
     return {
         "kernel": tuple(kernel),
         "stride": spread(stride, len(kernel)),
@@ -171,7 +182,18 @@ def avg_pool(
     ceil_mode: bool = False,
     count_padding: bool = True,
 ) -> Attributes:
-    """Attributes of average pooling; whether padding counts matters only where there is some."""
+    """Attributes of average pooling; whether padding counts matters only where there is some.
+
+    Args:
+        kernel: Size per spatial dim.
+        stride: Step.
+        padding: Pair per spatial dim.
+        ceil_mode: Whether a last window may reach over the end.
+        count_padding: Whether padding counts in the mean.
+
+    Returns:
+        The attributes.
+    """
     padded = any(before or after for before, after in padding)
     return {
         "kernel": tuple(kernel),

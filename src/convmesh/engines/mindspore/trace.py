@@ -17,10 +17,11 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from convmesh.engines.mindspore.state import named_parameters
-from convmesh.engines.mindspore.trace_borders import BORDER, borders
+from convmesh.engines.mindspore.trace_borders import BORDER, DIRECT, borders
+from convmesh.engines.mindspore.trace_call import Call, Input, Meaning, Own, Value
 from convmesh.engines.mindspore.trace_fold import fold
 from convmesh.engines.mindspore.trace_mindir import Constant, MindIR, Primitive, parse_mindir
-from convmesh.engines.mindspore.trace_operators import PRIMITIVES, Call, Input, Meaning, Own, Value
+from convmesh.engines.mindspore.trace_operators import PRIMITIVES
 from convmesh.errors import ModelError
 from convmesh.graph import Graph, Parameter
 from convmesh.graph.canonical import build_graph
@@ -86,6 +87,7 @@ class _Reader:
         self.operators: dict[str, Operator] = {}
         self.values: dict[str, Input] = {}
         self.bordered = False
+        self.direct = {path for path, cell in network.cells_and_names() if type(cell) in DIRECT}
         self.neutral = {own.name: (name, own) for name, own in named_parameters(network).items()}
 
     def read(self) -> tuple[list[Operator], tuple[Port, ...]]:
@@ -158,11 +160,16 @@ class _Reader:
             output_shapes=shapes,
             parameters=tuple(self._parameter(own, role, meaning) for role, own in meaning.parameters.items()),
             dtype=primitive.dtype,
-            module=calls[-1] if calls else "" if self.bordered else primitive.scope,
+            module=self._module(primitive.scope, calls),
             origin=primitive.name,
         )
         results = tuple(Value((key, output), shape, calls) for output, shape in enumerate(shapes))
         self.values[key] = results if len(results) > 1 or meaning.kind == "split" else results[0]
+
+    def _module(self, scope: str, calls: tuple[str, ...]) -> str:
+        if scope in self.direct or not self.bordered:
+            return scope
+        return calls[-1] if calls else ""
 
     def _opaque(self, call: Call) -> Meaning:
         flat = [entry for given in call.inputs for entry in (given if isinstance(given, tuple) else (given,))]

@@ -18,6 +18,9 @@ from mindspore.ops import PrimitiveWithInfer, prim_attr_register
 BORDER = "Border"
 """Name of the primitive; its attributes are ``path`` and ``side``, ``"enter"`` or ``"leave"``."""
 
+DIRECT = (nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Sigmoid)
+"""Cells that call primitives of their own and no function: MindSpore names those right, and they need no mark."""
+
 _OWN = "convmesh_construct"
 _ENTER, _LEAVE = "convmesh_enter", "convmesh_leave"
 
@@ -75,17 +78,17 @@ def borders(network: nn.Cell) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    cells = [(path, cell.__dict__) for path, cell in network.cells_and_names()]
-    before = [own.get("construct") for _, own in cells]
+    cells = [(path, cell) for path, cell in network.cells_and_names() if type(cell) not in DIRECT]
+    before = [cell.__dict__.get("construct") for _, cell in cells]
     try:
-        for (path, cell), own in zip(network.cells_and_names(), (own for _, own in cells), strict=True):
-            own[_OWN] = cell.construct
-            own[_ENTER], own[_LEAVE] = Border(path, "enter"), Border(path, "leave")
-            own["construct"] = types.MethodType(_bordered_construct, cell)
+        for path, cell in cells:
+            cell.__dict__[_OWN] = cell.construct
+            cell.__dict__[_ENTER], cell.__dict__[_LEAVE] = Border(path, "enter"), Border(path, "leave")
+            cell.__dict__["construct"] = types.MethodType(_bordered_construct, cell)
         yield
     finally:
-        for (_, own), construct in zip(cells, before, strict=True):
+        for (_, cell), construct in zip(cells, before, strict=True):
             for name in (_OWN, _ENTER, _LEAVE, "construct"):
-                own.pop(name, None)
+                cell.__dict__.pop(name, None)
             if construct is not None:
-                own["construct"] = construct
+                cell.__dict__["construct"] = construct

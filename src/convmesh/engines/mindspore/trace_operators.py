@@ -8,231 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from convmesh.engines.mindspore import trace_layers as layers
+from convmesh.engines.mindspore.trace_call import Call, Meaning, Own, Value, of_first
 from convmesh.engines.mindspore.trace_mindir import Constant
 from convmesh.graph import kinds
-from convmesh.graph.graph import Shape
-from convmesh.graph.operator import Port
-
-
-@dataclass(frozen=True)
-class Value:
-    """A tensor that an operator makes.
-
-    Args:
-        port: Which output of which operator.
-        shape: Its shape.
-        calls: Paths of the cells whose calls it stands in, outermost first.
-    """
-
-    port: Port
-    shape: Shape
-    calls: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Own:
-    """A parameter of the network, loaded.
-
-    Args:
-        name: Its name in MindSpore.
-        shape: Its shape.
-    """
-
-    name: str
-    shape: Shape
-
-
-Input = Value | Own | Constant | tuple["Input", ...] | None
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a primitive.
-
-    Args:
-        name: The primitive.
-        attributes: What it has fixed.
-        inputs: What it takes; a tuple for a list of tensors.
-        shapes: Shapes of what it returns.
-    """
-
-    name: str
-    attributes: Mapping[str, Any]
-    inputs: tuple[Input, ...]
-    shapes: tuple[Shape, ...]
-
-    def tensor(self, index: int = 0) -> Value | None:
-        """The tensor at a position, or None if there is no computed one."""
-        found = self.inputs[index] if index < len(self.inputs) else None
-        return found if isinstance(found, Value) else None
-
-    def own(self, index: int) -> Own | None:
-        """The parameter at a position, or None."""
-        found = self.inputs[index] if index < len(self.inputs) else None
-        return found if isinstance(found, Own) else None
-
-    def constant(self, index: int, default: Any = None) -> Any:
-        """The value of the constant at a position."""
-        found = self.inputs[index] if index < len(self.inputs) else None
-        return found.value if isinstance(found, Constant) else default
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """What a call is.
-
-    Args:
-        kind: A kind of the table of rules, ``"identity"``, or ``"bias"`` for what is joined to the operator before.
-        attributes: Its attributes.
-        inputs: Its tensors, some of which may be parameters used by themselves.
-        parameters: Its parameters by role.
-    """
-
-    kind: str
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    inputs: tuple[Value | Own | Constant, ...] = ()
-    parameters: Mapping[str, Own] = field(default_factory=dict)
-
-
-def convolution(call: Call) -> Meaning | None:
-    """``Conv2D``, ``Conv3D``, and what computes the gradient of their input as a transposed convolution."""
-    x, weight = call.tensor(0), call.own(1)
-    if x is None or weight is None:
-        return None
-    num_dims = len(x.shape) - 2
-    transposed = call.name not in ("Conv2D", "Conv3D")
-    kernel, attributes = tuple(call.attributes["kernel_size"])[-num_dims:], call.attributes
-    stride, dilation = tuple(attributes["stride"])[-num_dims:], tuple(attributes["dilation"])[-num_dims:]
-    padding = _pairs(attributes["pad_list"], num_dims)
-    extra = (0,) * num_dims
-    if transposed:
-        reached = [
-            (size - 1) * s - sum(p) + d * (k - 1) + 1
-            for size, s, p, d, k in zip(x.shape[2:], stride, padding, dilation, kernel, strict=True)
-        ]
-        extra = tuple(size - got for size, got in zip(call.shapes[0][2:], reached, strict=True))
-    described = kinds.convolution(
-        in_channels=x.shape[1],
-        out_channels=call.shapes[0][1],
-        kernel=kernel,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=attributes["groups"],
-        transposed=transposed,
-        output_padding=extra,
-    )
-    return Meaning("convolution", described, (x,), {"weight": weight})
-
-
-def dense(call: Call) -> Meaning | None:
-    """``MatMul`` and ``Dense`` with a weight of the network in the layout (out, in)."""
-    x, weight = call.tensor(0), call.own(1)
-    if x is None or weight is None or (call.name == "MatMul" and (call.constant(2), call.constant(3)) != (False, True)):
-        return None
-    parameters, bias = {"weight": weight}, call.own(2)
-    if bias is not None:
-        parameters["bias"] = bias
-    attributes = {"in_features": weight.shape[1], "out_features": weight.shape[0], "bias": bias is not None}
-    return Meaning("dense", attributes, (x,), parameters)
-
-
-def bias_add(call: Call) -> Meaning | None:
-    """``BiasAdd``, which belongs to the convolution or dense layer before it."""
-    x, bias = call.tensor(0), call.own(1)
-    return None if x is None or bias is None else Meaning("bias", {}, (x,), {"bias": bias})
-
-
-def batch_norm(call: Call) -> Meaning | None:
-    """``BatchNorm``."""
-    parameters = _parameters(call, 1, ("weight", "bias", "running_mean", "running_var"))
-    x = call.tensor(0)
-    if parameters is None or x is None:
-        return None
-    attributes = {
-        "momentum": kinds.number(call.constant(7)),
-        "eps": kinds.number(call.constant(6)),
-        "statistics": "batch" if call.constant(5) else "running",
-    }
-    return Meaning("batch_norm", attributes, (x,), parameters)
-
-
-def group_norm(call: Call) -> Meaning | None:
-    """``GroupNorm``."""
-    parameters, x = _parameters(call, 2, ("weight", "bias")), call.tensor(0)
-    if parameters is None or x is None:
-        return None
-    attributes = {"eps": kinds.number(call.constant(4)), "groups": call.constant(1)}
-    return Meaning("group_norm", attributes, (x,), parameters)
-
-
-def instance_norm(call: Call) -> Meaning | None:
-    """``InstanceNorm``."""
-    parameters, x = _parameters(call, 1, ("weight", "bias", "running_mean", "running_var")), call.tensor(0)
-    if parameters is None or x is None:
-        return None
-    return Meaning("instance_norm", {"eps": kinds.number(call.attributes["epsilon"])}, (x,), parameters)
-
-
-def layer_norm(call: Call) -> Meaning | None:
-    """``LayerNorm`` whose weight has the normalised dims."""
-    parameters, x = _parameters(call, 1, ("weight", "bias")), call.tensor(0)
-    if parameters is None or x is None:
-        return None
-    num_dims = len(x.shape) - call.constant(3) % len(x.shape)
-    if len(parameters["weight"].shape) != num_dims:
-        return None
-    return Meaning("layer_norm", {"eps": kinds.number(call.constant(5)), "num_dims": num_dims}, (x,), parameters)
-
-
-def dropout(call: Call) -> Meaning | None:
-    """``Dropout`` of elements, ``Dropout2D`` and ``Dropout3D`` of channels."""
-    keep = call.constant(1) if call.name == "Dropout" else call.attributes["keep_prob"]
-    attributes = {"p": kinds.number(1 - keep), "whole_channels": call.name != "Dropout"}
-    return _of_first(call, "dropout", attributes)
-
-
-def pool(call: Call) -> Meaning | None:
-    """``MaxPool``, ``AvgPool`` and their kin in three dims; the first two dims of what is fixed are not pooled."""
-    x = call.tensor(0)
-    if x is None:
-        return None
-    num_dims = len(x.shape) - 2
-    fixed = call.attributes
-    if call.name == "AvgPool":
-        fixed = {"kernel_size": call.constant(1), "strides": call.constant(2), "pad_mode": call.constant(3), **fixed}
-    kernel = tuple(fixed.get("kernel_size", fixed.get("ksize")))[-num_dims:]
-    stride = tuple(fixed["strides"])[-num_dims:]
-    dilation = tuple(fixed.get("dilation", (1,) * num_dims))[-num_dims:]
-    padding = _pool_padding(fixed, x.shape[2:], kernel=kernel, stride=stride, dilation=dilation)
-    if call.name.startswith("Max"):
-        attributes = kinds.max_pool(
-            kernel=kernel,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            ceil_mode=bool(fixed.get("ceil_mode", False)),
-        )
-        return Meaning("max_pool", attributes, (x,))
-    if fixed.get("divisor_override"):
-        return None
-    attributes = kinds.avg_pool(
-        kernel=kernel,
-        stride=stride,
-        padding=padding,
-        ceil_mode=bool(fixed.get("ceil_mode", False)),
-        count_padding=bool(fixed.get("count_include_pad", False)),
-    )
-    return Meaning("avg_pool", attributes, (x,))
-
-
-def adaptive_pool(call: Call) -> Meaning | None:
-    """``AdaptiveAvgPool2D``, ``AdaptiveMaxPool2D`` and their kin."""
-    function = "max" if "Max" in call.name else "mean"
-    return _of_first(call, "adaptive_pool", {"function": function, "output_size": call.shapes[0][2:]})
 
 
 def unary(call: Call) -> Meaning | None:
@@ -248,26 +29,18 @@ def unary(call: Call) -> Meaning | None:
         attributes["beta"] = 1.0
     elif call.name == "Square":
         attributes["value"] = 2.0
-    return _of_first(call, "elementwise", attributes)
-
-
-def prelu(call: Call) -> Meaning | None:
-    """``PReLU`` with a weight of the network."""
-    x, weight = call.tensor(0), call.own(1)
-    if x is None or weight is None:
-        return None
-    return Meaning("elementwise", {"function": "prelu"}, (x,), {"weight": weight})
+    return of_first(call, "elementwise", attributes)
 
 
 def clamp(call: Call) -> Meaning | None:
     """``ClampScalar``."""
     lowest, highest = call.constant(1), call.constant(2)
     if (lowest, highest) == (0, 6):
-        return _of_first(call, "elementwise", {"function": "relu6"})
+        return of_first(call, "elementwise", {"function": "relu6"})
     bounds = {
         name: None if value is None else kinds.number(value) for name, value in (("min", lowest), ("max", highest))
     }
-    return _of_first(call, "elementwise", {"function": "clamp", **bounds})
+    return of_first(call, "elementwise", {"function": "clamp", **bounds})
 
 
 def arithmetic(call: Call) -> Meaning | None:
@@ -324,7 +97,7 @@ def compare(call: Call) -> Meaning | None:
     attributes: dict[str, Any] = {"function": "compare", "relation": COMPARISONS[call.name]}
     second = call.inputs[1]
     if isinstance(second, Constant) and isinstance(second.value, int | float):
-        return _of_first(call, "elementwise", {**attributes, "value": kinds.number(second.value)})
+        return of_first(call, "elementwise", {**attributes, "value": kinds.number(second.value)})
     first = call.tensor(0)
     if first is None or not isinstance(second, Value | Own):
         return None
@@ -416,21 +189,7 @@ def softmax(call: Call) -> Meaning | None:
     """``Softmax`` and ``LogSoftmax``."""
     given = call.constant(1, -1)
     dim = given[0] if isinstance(given, tuple) else given
-    return _of_first(call, "softmax", {"dim": dim % len(call.shapes[0]), "log": call.name.startswith("Log")})
-
-
-def upsample(call: Call) -> Meaning | None:
-    """``ResizeNearestNeighborV2``, ``ResizeBilinearV2`` and their kin, those that agree with PyTorch's."""
-    nearest = "Nearest" in call.name
-    flags = [call.constant(index) for index in (2, 3)]
-    if nearest and any(flags):
-        return None
-    attributes = {
-        "mode": "nearest" if nearest else "linear",
-        "output_size": call.shapes[0][2:],
-        "align_corners": bool(flags[0]) and not nearest,
-    }
-    return _of_first(call, "upsample", attributes)
+    return of_first(call, "softmax", {"dim": dim % len(call.shapes[0]), "log": call.name.startswith("Log")})
 
 
 def pad(call: Call) -> Meaning | None:
@@ -455,35 +214,7 @@ def pad(call: Call) -> Meaning | None:
 
 def identity(call: Call) -> Meaning | None:
     """Casts and copies."""
-    return _of_first(call, "identity", {})
-
-
-def _of_first(call: Call, kind: str, attributes: Mapping[str, Any]) -> Meaning | None:
-    x = call.tensor(0)
-    return None if x is None else Meaning(kind, attributes, (x,))
-
-
-def _parameters(call: Call, first: int, roles: tuple[str, ...]) -> dict[str, Own] | None:
-    found = {role: call.own(first + index) for index, role in enumerate(roles)}
-    known = {role: own for role, own in found.items() if own is not None}
-    return known if len(known) == len(roles) else None
-
-
-def _pairs(flat: tuple[int, ...], num_dims: int) -> kinds.Pairs:
-    return tuple((flat[2 * dim], flat[2 * dim + 1]) for dim in range(num_dims))
-
-
-def _pool_padding(
-    fixed: Mapping[str, Any], size: Shape, *, kernel: Shape, stride: Shape, dilation: Shape
-) -> kinds.Pairs:
-    mode = fixed.get("pad_mode", "PAD")
-    if mode in ("SAME", 1):
-        return kinds.same_padding(size, kernel=kernel, stride=stride, dilation=dilation)
-    if mode in ("VALID", 2):
-        return ((0, 0),) * len(kernel)
-    if "pads" in fixed:
-        return kinds.pairs(tuple(fixed["pads"])[-len(kernel) :], len(kernel))
-    return _pairs(fixed["pad_list"], len(kernel))
+    return of_first(call, "identity", {})
 
 
 UNARY = {
@@ -517,11 +248,13 @@ _UPSAMPLES = (
 )
 
 PRIMITIVES: Mapping[str, Callable[[Call], Meaning | None]] = {
-    **dict.fromkeys([f"Conv{dims}D{name}" for dims in (2, 3) for name in _CONVOLUTIONS], convolution),
-    **dict.fromkeys(["MatMul", "Dense"], dense),
-    **dict.fromkeys(["Dropout", "Dropout2D", "Dropout3D"], dropout),
-    **dict.fromkeys(_POOLS, pool),
-    **dict.fromkeys([f"Adaptive{name}Pool{dims}D" for name in ("Avg", "Max") for dims in (1, 2, 3)], adaptive_pool),
+    **dict.fromkeys([f"Conv{dims}D{name}" for dims in (2, 3) for name in _CONVOLUTIONS], layers.convolution),
+    **dict.fromkeys(["MatMul", "Dense"], layers.dense),
+    **dict.fromkeys(["Dropout", "Dropout2D", "Dropout3D"], layers.dropout),
+    **dict.fromkeys(_POOLS, layers.pool),
+    **dict.fromkeys(
+        [f"Adaptive{name}Pool{dims}D" for name in ("Avg", "Max") for dims in (1, 2, 3)], layers.adaptive_pool
+    ),
     **dict.fromkeys(UNARY, unary),
     **dict.fromkeys(ARITHMETIC, arithmetic),
     **dict.fromkeys(COMPARISONS, compare),
@@ -529,15 +262,15 @@ PRIMITIVES: Mapping[str, Callable[[Call], Meaning | None]] = {
     **dict.fromkeys(["Reshape", "Flatten", "ExpandDims", "Squeeze", "View"], reshape),
     **dict.fromkeys(["ReduceMean", "ReduceSum", "MeanExt", "SumExt"], reduction),
     **dict.fromkeys(["Softmax", "LogSoftmax"], softmax),
-    **dict.fromkeys(_UPSAMPLES, upsample),
+    **dict.fromkeys(_UPSAMPLES, layers.upsample),
     **dict.fromkeys(["Pad", "PadV3"], pad),
     **dict.fromkeys(["Cast", "Identity", "Contiguous", "StopGradient"], identity),
-    "BiasAdd": bias_add,
-    "BatchNorm": batch_norm,
-    "GroupNorm": group_norm,
-    "InstanceNorm": instance_norm,
-    "LayerNorm": layer_norm,
-    "PReLU": prelu,
+    "BiasAdd": layers.bias_add,
+    "BatchNorm": layers.batch_norm,
+    "GroupNorm": layers.group_norm,
+    "InstanceNorm": layers.instance_norm,
+    "LayerNorm": layers.layer_norm,
+    "PReLU": layers.prelu,
     "ClampScalar": clamp,
     "Select": select,
     "Concat": concat,

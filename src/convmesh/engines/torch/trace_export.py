@@ -11,7 +11,8 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from convmesh.engines.torch.trace_operators import OPERATORS, Call, Meaning
+from convmesh.engines.torch.trace_call import Call, Meaning
+from convmesh.engines.torch.trace_operators import OPERATORS
 from convmesh.errors import ModelError
 from convmesh.graph.graph import BUFFERS, Parameter, Shape
 from convmesh.graph.operator import Operator, Port

@@ -8,187 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
+from convmesh.engines.torch import trace_layers as layers
+from convmesh.engines.torch.trace_call import Call, Meaning, positive, shape_of
 from convmesh.graph import kinds
-from convmesh.graph.graph import Shape
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of an operator.
-
-    Args:
-        name: The operator without name space, overload and the mark of working in place: ``conv2d``.
-        arguments: Value by the schema's name, defaults filled in; tensors are nodes of PyTorch's graph.
-        output_shapes: Shapes of what it returns.
-        own: Whether a node is a parameter or buffer of the network.
-    """
-
-    name: str
-    arguments: Mapping[str, Any]
-    output_shapes: tuple[Shape, ...]
-    own: Callable[[Any], bool]
-
-    def __getitem__(self, name: str) -> Any:
-        return self.arguments[name]
-
-    def shape(self, name: str = "input") -> Shape:
-        """The shape of a tensor argument."""
-        return shape_of(self.arguments[name])
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """What a call is.
-
-    Args:
-        kind: A kind of the table of rules, or ``"identity"``.
-        attributes: Its attributes.
-        inputs: Its tensors.
-        parameters: Its parameters by role.
-    """
-
-    kind: str
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    inputs: tuple[fx.Node, ...] = ()
-    parameters: Mapping[str, fx.Node] = field(default_factory=dict)
-
-
-def shape_of(node: fx.Node) -> Shape:
-    """The shape that export found for a node."""
-    return tuple(int(size) for size in node.meta["val"].shape)
-
-
-def _own(call: Call, **by_role: Any) -> dict[str, fx.Node] | None:
-    """Parameters by role, those that are None left out; None if one is computed."""
-    given = {role: node for role, node in by_role.items() if node is not None}
-    return given if all(call.own(node) for node in given.values()) else None
-
-
-def _dim(dim: int, shape: Shape) -> int:
-    return dim % len(shape)
-
-
-def convolution(call: Call) -> Meaning | None:
-    """``conv1d`` to ``conv3d``, ``conv_transpose1d`` to ``conv_transpose3d``."""
-    parameters = _own(call, weight=call["weight"], bias=call["bias"])
-    if parameters is None:
-        return None
-    shape, weight = call.shape(), shape_of(call["weight"])
-    kernel = weight[2:]
-    if len(shape) != len(weight):
-        return None
-    padding = call["padding"]
-    if padding == "same":
-        totals = [d * (k - 1) for k, d in zip(kernel, kinds.spread(call["dilation"], len(kernel)), strict=True)]
-        pairs = tuple((total // 2, total - total // 2) for total in totals)
-    else:
-        pairs = kinds.pairs(0 if padding == "valid" else padding, len(kernel))
-    attributes = kinds.convolution(
-        in_channels=shape[1],
-        out_channels=call.output_shapes[0][1],
-        kernel=kernel,
-        stride=call["stride"],
-        padding=pairs,
-        dilation=call["dilation"],
-        groups=call["groups"],
-        bias=call["bias"] is not None,
-        transposed="transpose" in call.name,
-        output_padding=call.arguments.get("output_padding", 0),
-    )
-    return Meaning("convolution", attributes, (call["input"],), parameters)
-
-
-def dense(call: Call) -> Meaning | None:
-    """``linear``."""
-    parameters = _own(call, weight=call["weight"], bias=call["bias"])
-    if parameters is None:
-        return None
-    out_features, in_features = shape_of(call["weight"])
-    attributes = {"in_features": in_features, "out_features": out_features, "bias": call["bias"] is not None}
-    return Meaning("dense", attributes, (call["input"],), parameters)
-
-
-def batch_norm(call: Call) -> Meaning | None:
-    """``batch_norm``."""
-    parameters = _own(
-        call,
-        weight=call["weight"],
-        bias=call["bias"],
-        running_mean=call["running_mean"],
-        running_var=call["running_var"],
-    )
-    if parameters is None:
-        return None
-    attributes = {
-        "momentum": kinds.number(call["momentum"]),
-        "eps": kinds.number(call["eps"]),
-        "statistics": "batch" if call["training"] else "running",
-    }
-    return Meaning("batch_norm", attributes, (call["input"],), parameters)
-
-
-def norm(call: Call) -> Meaning | None:
-    """``group_norm``, ``layer_norm`` and ``instance_norm``."""
-    tracked = {role: call.arguments.get(role) for role in ("running_mean", "running_var")}
-    parameters = _own(call, weight=call["weight"], bias=call["bias"], **tracked)
-    if parameters is None:
-        return None
-    attributes: dict[str, Any] = {"eps": kinds.number(call["eps"])}
-    if call.name == "group_norm":
-        attributes["groups"] = call["num_groups"]
-    elif call.name == "layer_norm":
-        attributes["num_dims"] = len(call["normalized_shape"])
-    return Meaning(call.name, attributes, (call["input"],), parameters)
-
-
-def dropout(call: Call) -> Meaning:
-    """``dropout`` of elements, ``feature_dropout`` of channels."""
-    if not call["train"]:
-        return Meaning("identity", inputs=(call["input"],))
-    attributes = {"p": kinds.number(call["p"]), "whole_channels": call.name == "feature_dropout"}
-    return Meaning("dropout", attributes, (call["input"],))
-
-
-def pool(call: Call) -> Meaning | None:
-    """``max_pool1d`` to ``max_pool3d``, ``avg_pool1d`` to ``avg_pool3d``."""
-    num_dims = int(call.name[-2])
-    if len(call.shape("self")) != num_dims + 2 or call.arguments.get("divisor_override") is not None:
-        return None
-    kernel = kinds.spread(call["kernel_size"], num_dims)
-    stride = call["stride"] or kernel
-    padding = kinds.pairs(call["padding"], num_dims)
-    if call.name.startswith("max"):
-        attributes = kinds.max_pool(
-            kernel=kernel,
-            stride=stride,
-            padding=padding,
-            dilation=call["dilation"],
-            ceil_mode=call["ceil_mode"],
-        )
-        return Meaning("max_pool", attributes, (call["self"],))
-    attributes = kinds.avg_pool(
-        kernel=kernel,
-        stride=stride,
-        padding=padding,
-        ceil_mode=call["ceil_mode"],
-        count_padding=call["count_include_pad"],
-    )
-    return Meaning("avg_pool", attributes, (call["self"],))
-
-
-def adaptive_pool(call: Call) -> Meaning | None:
-    """``adaptive_avg_pool1d`` to ``3d``, ``adaptive_max_pool1d`` to ``3d``."""
-    num_dims = int(call.name[-2])
-    if len(call.shape("self")) != num_dims + 2:
-        return None
-    function = "max" if "max" in call.name else "mean"
-    attributes = {"function": function, "output_size": call.output_shapes[0][2:]}
-    return Meaning("adaptive_pool", attributes, (call["self"],))
 
 
 def unary(call: Call) -> Meaning | None:
@@ -214,12 +40,6 @@ def clamp(call: Call) -> Meaning:
         return Meaning("elementwise", {"function": "relu6"}, (call["self"],))
     attributes = {"function": "clamp", "min": _number(lowest), "max": _number(highest)}
     return Meaning("elementwise", attributes, (call["self"],))
-
-
-def prelu(call: Call) -> Meaning | None:
-    """``prelu`` with a weight of the network."""
-    parameters = _own(call, weight=call["weight"])
-    return None if parameters is None else Meaning("elementwise", {"function": "prelu"}, (call["self"],), parameters)
 
 
 def arithmetic(call: Call) -> Meaning | None:
@@ -274,12 +94,12 @@ def extreme(call: Call) -> Meaning:
 def concat(call: Call) -> Meaning:
     """``cat``."""
     tensors = tuple(call["tensors"])
-    return Meaning("concat", {"dim": _dim(call["dim"], shape_of(tensors[0]))}, tensors)
+    return Meaning("concat", {"dim": positive(call["dim"], shape_of(tensors[0]))}, tensors)
 
 
 def split(call: Call) -> Meaning:
     """``split``, ``split_with_sizes``, ``chunk`` and ``tensor_split``."""
-    dim = _dim(call["dim"], call.shape("self"))
+    dim = positive(call["dim"], call.shape("self"))
     sizes = tuple(shape[dim] for shape in call.output_shapes)
     return Meaning("split", {"dim": dim, "sizes": sizes}, (call["self"],))
 
@@ -287,7 +107,7 @@ def split(call: Call) -> Meaning:
 def slice_(call: Call) -> Meaning:
     """``slice``."""
     shape = call.shape("self")
-    dim = _dim(call["dim"], shape)
+    dim = positive(call["dim"], shape)
     start, stop, step = slice(call["start"], call["end"], call["step"]).indices(shape[dim])
     if (start, stop, step) == (0, shape[dim], 1):
         return Meaning("identity", inputs=(call["self"],))
@@ -324,7 +144,7 @@ def reduction(call: Call) -> Meaning:
     shape = call.shape("self")
     dims = call.arguments.get("dim") or range(len(shape))
     attributes = {
-        "dims": tuple(sorted(_dim(dim, shape) for dim in dims)),
+        "dims": tuple(sorted(positive(dim, shape) for dim in dims)),
         "keep_dims": bool(call.arguments.get("keepdim", False)),
     }
     return Meaning(call.name, attributes, (call["self"],))
@@ -332,18 +152,8 @@ def reduction(call: Call) -> Meaning:
 
 def softmax(call: Call) -> Meaning:
     """``softmax`` and ``log_softmax``."""
-    attributes = {"dim": _dim(call["dim"], call.shape("self")), "log": call.name == "log_softmax"}
+    attributes = {"dim": positive(call["dim"], call.shape("self")), "log": call.name == "log_softmax"}
     return Meaning("softmax", attributes, (call["self"],))
-
-
-def upsample(call: Call) -> Meaning:
-    """``upsample_nearest1d`` to ``3d``, ``upsample_linear1d``, ``upsample_bilinear2d``, ``upsample_trilinear3d``."""
-    attributes = {
-        "mode": "nearest" if "nearest" in call.name else "linear",
-        "output_size": call.output_shapes[0][2:],
-        "align_corners": bool(call.arguments.get("align_corners", False)),
-    }
-    return Meaning("upsample", attributes, (call["input"],))
 
 
 def pad(call: Call) -> Meaning:
@@ -381,11 +191,11 @@ _OF_TWO = {
 _DIMS = ("1d", "2d", "3d")
 
 OPERATORS: Mapping[str, Callable[[Call], Meaning | None]] = {
-    **dict.fromkeys([f"{name}{dims}" for name in ("conv", "conv_transpose") for dims in _DIMS], convolution),
-    **dict.fromkeys([f"{name}_pool{dims}" for name in ("max", "avg") for dims in _DIMS], pool),
-    **dict.fromkeys([f"adaptive_{name}_pool{dims}" for name in ("max", "avg") for dims in _DIMS], adaptive_pool),
-    **dict.fromkeys([f"upsample_nearest{dims}" for dims in _DIMS], upsample),
-    **dict.fromkeys(["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"], upsample),
+    **dict.fromkeys([f"{name}{dims}" for name in ("conv", "conv_transpose") for dims in _DIMS], layers.convolution),
+    **dict.fromkeys([f"{name}_pool{dims}" for name in ("max", "avg") for dims in _DIMS], layers.pool),
+    **dict.fromkeys([f"adaptive_{name}_pool{dims}" for name in ("max", "avg") for dims in _DIMS], layers.adaptive_pool),
+    **dict.fromkeys([f"upsample_nearest{dims}" for dims in _DIMS], layers.upsample),
+    **dict.fromkeys(["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"], layers.upsample),
     **dict.fromkeys(_UNARY, unary),
     **dict.fromkeys(["clamp", "hardtanh"], clamp),
     **dict.fromkeys(["add", "sub", "rsub", "mul", "div", "pow"], arithmetic),
@@ -397,12 +207,12 @@ OPERATORS: Mapping[str, Callable[[Call], Meaning | None]] = {
     **dict.fromkeys(["mean", "sum"], reduction),
     **dict.fromkeys(["softmax", "log_softmax"], softmax),
     **dict.fromkeys(["pad", "constant_pad_nd"], pad),
-    **dict.fromkeys(["group_norm", "layer_norm", "instance_norm"], norm),
-    **dict.fromkeys(["dropout", "feature_dropout"], dropout),
+    **dict.fromkeys(["group_norm", "layer_norm", "instance_norm"], layers.norm),
+    **dict.fromkeys(["dropout", "feature_dropout"], layers.dropout),
     **dict.fromkeys(["contiguous", "clone", "alias", "detach", "to", "_to_copy"], identity),
-    "linear": dense,
-    "batch_norm": batch_norm,
-    "prelu": prelu,
+    "linear": layers.dense,
+    "batch_norm": layers.batch_norm,
+    "prelu": layers.prelu,
     "square": square,
     "where": select,
     "cat": concat,
