@@ -151,7 +151,7 @@ class Inner(nn.Cell):
 
 
 class WithKeywords(nn.Cell):
-    """Passes keywords and several tensors between its cells."""
+    """Calls a cell with a keyword."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,9 +164,35 @@ class WithKeywords(nn.Cell):
 
 
 def test_cells_that_are_called_with_keywords() -> None:
-    graph = trace(WithKeywords(), (2, 3, 8, 8))
-    assert [node.kind for node in graph if node.kind == "opaque"] == []
-    assert {"first.conv", "second.conv"} <= {node.name for node in graph}
+    parts = ("conv", "bn", "multiply_scalar", "relu")
+    expected = ["input", "stem", *(f"{cell}.{part}" for cell in ("first", "second") for part in parts)]
+    assert [node.name for node in trace(WithKeywords(), (2, 3, 8, 8))] == expected
+
+
+class Pair(nn.Cell):
+    """Takes and returns two tensors."""
+
+    def construct(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.relu(x), y + x
+
+
+class Pairs(nn.Cell):
+    """Two cells of one class whose functions MindSpore parses once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Pair()
+        self.second = Pair()
+
+    def construct(self, x: Tensor) -> Tensor:
+        u, v = self.first(x, ops.tanh(x))
+        u, v = self.second(u, v)
+        return u + v
+
+
+def test_functions_are_named_after_the_cell_that_calls_them() -> None:
+    names = {node.name for node in trace(Pairs(), (2, 3))}
+    assert names == {"input", "tanh", "first.relu", "first.add", "second.relu", "second.add", "add"}
 
 
 class Cumulative(nn.Cell):

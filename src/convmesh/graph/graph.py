@@ -30,7 +30,7 @@ BUFFERS = ("running_mean", "running_var", "buffer")
 
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
-    "bool": 1,
+    "bool": 1, "uint16": 2, "uint32": 4, "uint64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 """Bytes of one element by data type."""
 

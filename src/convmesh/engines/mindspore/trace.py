@@ -53,7 +53,8 @@ def trace(network: nn.Cell, example: Example) -> Graph:
             with borders(network):
                 content = _export(network, x)
         except Exception:
-            # A cell that is called with keywords, say: its functions may then be named after another cell.
+            # What marks can't pass through may still compile without them, functions then named as MindSpore does; and
+            # what can't be compiled at all is told without the marks in the message.
             try:
                 content = _export(network, x)
             except Exception as error:

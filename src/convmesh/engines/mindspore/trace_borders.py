@@ -47,14 +47,14 @@ class Border(PrimitiveWithInfer):
         return dtype
 
 
-def _bordered_construct(self, *inputs):  # type: ignore[no-untyped-def]
+def _bordered_construct(self, *inputs, **options):  # type: ignore[no-untyped-def]
     inner = inputs[:0]
     for x in inputs:
         if isinstance(x, Tensor):
             inner += (self.convmesh_enter(x),)
         else:
             inner += (x,)
-    result = self.convmesh_construct(*inner)
+    result = self.convmesh_construct(*inner, **options)
     if isinstance(result, Tensor):
         return self.convmesh_leave(result)
     if isinstance(result, tuple):
