@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from convmesh.data.fetch import fetch_cifar10, fetch_digits
     from convmesh.data.inspect import DataReport, inspect_data
     from convmesh.data.samplers import RandomSampler, SequentialSampler, StratifiedSampler
+    from convmesh.engines.tracing import trace
     from convmesh.errors import ConvMeshError
+    from convmesh.geometry import ChannelPartition
+    from convmesh.graph import Graph
     from convmesh.mesh import Mesh
     from convmesh.report.doctor import DoctorReport, doctor
     from convmesh.report.html import write_report
@@ -27,9 +30,11 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Batching": "convmesh.data.batching",
+    "ChannelPartition": "convmesh.geometry",
     "ConvMeshError": "convmesh.errors",
     "DataReport": "convmesh.data.inspect",
     "DoctorReport": "convmesh.report.doctor",
+    "Graph": "convmesh.graph",
     "Mesh": "convmesh.mesh",
     "PreparedRun": "convmesh.api",
     "RandomSampler": "convmesh.data.samplers",
@@ -50,15 +55,18 @@ _HOMES = {
     "load_config": "convmesh.config",
     "prepare": "convmesh.api",
     "save_checkpoint": "convmesh.training.standalone",
+    "trace": "convmesh.engines.tracing",
     "train": "convmesh.api",
     "write_report": "convmesh.report.html",
 }
 
 __all__ = [
     "Batching",
+    "ChannelPartition",
     "ConvMeshError",
     "DataReport",
     "DoctorReport",
+    "Graph",
     "Mesh",
     "PreparedRun",
     "RandomSampler",
@@ -79,6 +87,7 @@ __all__ = [
     "load_config",
     "prepare",
     "save_checkpoint",
+    "trace",
     "train",
     "write_report",
 ]

@@ -61,7 +61,8 @@ except SystemExit as end:
         "convmesh.api", "convmesh.config", "convmesh.engines", "convmesh.engines.contract", "convmesh.engines.probing",
         "convmesh.engines.torch.launch", "convmesh.engines.mindspore.launch", "convmesh.training.loop",
         "convmesh.training.launch", "convmesh.data.samplers", "convmesh.report.html", "convmesh.report.display",
-        "convmesh.report.plots", "convmesh.report.doctor",
+        "convmesh.report.plots", "convmesh.report.doctor", "convmesh.graph", "convmesh.plan", "convmesh.geometry",
+        "convmesh.engines.tracing", "convmesh.cli.graph",
     ],
 )  # fmt: skip
 def test_only_engines_load_frameworks(module: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -147,7 +148,8 @@ def _print_table(listing: Listing) -> None:
         table.add_row(row.name, row.kind, _by(row.shape), *_numbers(row))
     table.add_section()
     table.add_row("total", listing.total.kind, _by(listing.total.shape), *_numbers(listing.total), style="bold")
-    Console().print(table)
+    # Names of operators are long: a file or pipe has room for them where a narrow terminal has not.
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
     cost = listing.total.cost
     typer.echo(
         f"{listing.total.num_parameters:,} parameters. Per batch {_count(cost.multiply_adds)} multiply-adds of "

@@ -10,6 +10,7 @@ import typer
 
 from convmesh.cli import config, data
 from convmesh.cli.doctor import doctor
+from convmesh.cli.graph import graph
 from convmesh.cli.report import report
 from convmesh.cli.train import train
 from convmesh.errors import ConvMeshError
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("train")(train)
+app.command("graph")(graph)
 app.command("report")(report)
 app.command("doctor")(doctor)
 app.add_typer(data.app, name="data")
