@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
-from convmesh.engines.mindspore.collectives import BucketedAllReduce, DataAxis, as_scalar
+from convmesh.engines.mindspore.collectives import BucketedSum, DataAxis, as_scalar
 
 
 class Buffers:
@@ -27,7 +27,9 @@ class Buffers:
         ]
         self._remember = _Copy(before, self._parameters)
         self._restore = _Copy(self._parameters, before)
-        self._combine = _Combine(self._parameters, before, axis=axis) if axis.size > 1 else None
+        self._change = _Change(self._parameters, before)
+        self._put = _Put(self._parameters, before)
+        self._sum = BucketedSum(axis, [1] * len(self._parameters))
 
     @property
     def num_bytes(self) -> int:
@@ -37,7 +39,7 @@ class Buffers:
     @property
     def num_collectives(self) -> int:
         """Collectives of one ``combine``."""
-        return 1 if self._parameters and self._combine is not None else 0
+        return self._sum.num_buckets if self._axis.size > 1 else 0
 
     def remember(self) -> None:
         """Notes the values before an update."""
@@ -57,8 +59,8 @@ class Buffers:
         Args:
             weight: This rank's share of the samples of the global batch.
         """
-        if self._parameters and self._combine is not None:
-            self._combine(as_scalar(weight))
+        if self._parameters and self._axis.size > 1:
+            self._put(*self._sum(self._change(as_scalar(weight))))
 
 
 class _Copy(nn.Cell):
@@ -75,19 +77,28 @@ class _Copy(nn.Cell):
         return done
 
 
-class _Combine(nn.Cell):
-    def __init__(self, now: Sequence[Parameter], before: Sequence[Parameter], *, axis: DataAxis) -> None:
+class _Change(nn.Cell):
+    def __init__(self, now: Sequence[Parameter], before: Sequence[Parameter]) -> None:
         super().__init__(auto_prefix=False)
         self.now = ms.ParameterTuple(now)
         self.before = ms.ParameterTuple(before)
         self.count = len(self.now)
-        self.reduce = BucketedAllReduce(axis, [1] * self.count)
 
-    def construct(self, weight: Tensor) -> Tensor:
-        changes = ()
+    def construct(self, weight: Tensor) -> tuple[Tensor, ...]:
+        changes: tuple[Tensor, ...] = ()
         for index in range(self.count):
             changes += ((self.now[index] - self.before[index]) * weight,)
-        changes = self.reduce(changes)
+        return changes
+
+
+class _Put(nn.Cell):
+    def __init__(self, now: Sequence[Parameter], before: Sequence[Parameter]) -> None:
+        super().__init__(auto_prefix=False)
+        self.now = ms.ParameterTuple(now)
+        self.before = ms.ParameterTuple(before)
+        self.count = len(self.now)
+
+    def construct(self, *changes: Tensor) -> Tensor:
         done = Tensor(0, ms.int32)
         for index in range(self.count):
             done = ops.depend(done, ops.assign(self.now[index], self.before[index] + changes[index]))

@@ -1,7 +1,7 @@
 """What the ranks say to each other; the only place that knows which collectives a device has.
 
 On CPU (MCCL) messages are matched by their order alone: a rank that sends others, or in another order, gets an error at
-best and wrong numbers without a word at worst. So collectives stand only in graphs that are the same on all ranks.
+best and wrong numbers without a word at worst. So each collective, or chain of them, is a graph of its own.
 """
 
 from __future__ import annotations
@@ -62,13 +62,12 @@ class DataAxis:
                 ops.assign(parameter, Tensor(array))
 
 
-class BucketedAllReduce(nn.Cell):
+class BucketedSum:
     """Sums many tensors over the data axis, fused in buckets.
 
-    MindSpore runs the collectives of a graph in an order that depends on the graph alone. So this may only be part of
-    graphs that are the same on all ranks: of one shape, and with nothing that depends on the rank. (Two ranks whose
-    graphs differed were seen to send their buckets in different orders. ``ops.depend`` does not help: what other sums
-    depend on is left out of its bucket.)
+    Each bucket is a graph of its own with exactly one collective, so that all ranks send the same buckets in the same
+    order whatever else they compute. (Within one graph MindSpore orders collectives by the graph: two ranks whose
+    graphs differed were seen to mix up their buckets.)
 
     Args:
         axis: The data axis.
@@ -77,24 +76,44 @@ class BucketedAllReduce(nn.Cell):
     """
 
     def __init__(self, axis: DataAxis, buckets: Sequence[int], *, dtype: Any = ms.float32) -> None:
-        super().__init__(auto_prefix=False)
-        last = len(buckets)
-        self.operators = tuple(
-            axis.all_reduce(bucket=bucket, index=last - position) for position, bucket in enumerate(buckets)
-        )
-        self.count = len(buckets)
-        self.dtype = dtype
+        members: dict[int, list[int]] = {}
+        for index, bucket in enumerate(buckets):
+            members.setdefault(bucket, []).append(index)
+        self._members = [members[bucket] for bucket in sorted(members)]
+        self._graphs = [_FusedSum(axis, len(indices), dtype=dtype) for indices in self._members]
 
-    def construct(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    @property
+    def num_buckets(self) -> int:
+        """Collectives of one call."""
+        return len(self._graphs)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Sums the tensors.
 
         Args:
-            tensors: One per bucket entry.
+            tensors: One per bucket entry, in float32.
 
         Returns:
             The sums, in the same order, in float32.
         """
-        sums = ()
+        sums = list(tensors)
+        for indices, graph in zip(self._members, self._graphs, strict=True):
+            for index, total in zip(indices, graph(*[tensors[index] for index in indices]), strict=True):
+                sums[index] = total
+        return sums
+
+
+class _FusedSum(nn.Cell):
+    """One bucket."""
+
+    def __init__(self, axis: DataAxis, count: int, *, dtype: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.operators = tuple(axis.all_reduce(bucket=1, index=index + 1) for index in range(count))
+        self.count = count
+        self.dtype = dtype
+
+    def construct(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        sums: tuple[Tensor, ...] = ()
         for index in range(self.count):
             tensor = ops.cast(tensors[index], self.dtype)
             sums += (ops.cast(self.operators[index](tensor), ms.float32),)

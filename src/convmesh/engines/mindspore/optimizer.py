@@ -1,4 +1,4 @@
-"""Applying reduced gradients inside the graph: overflow check, unscaling, clipping, optimizer; whole or sharded.
+"""Applying reduced gradients in one graph: overflow check, unscaling, clipping, optimizer; whole or sharded.
 
 A skipped update needs no second graph and no branch: dividing by 0 with ``DivNoNan`` turns any gradient, even one that
 is no number, into 0. With the coefficients of a skipped update (learning rate 0, momentum 1) each value then stays what
@@ -7,7 +7,7 @@ it is, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import mindspore as ms
 import numpy as np
@@ -15,7 +15,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from convmesh.config.schema import OptimizerConfig
 from convmesh.engines.contract import Arrays
-from convmesh.engines.mindspore.collectives import BucketedAllReduce, DataAxis, as_scalar
+from convmesh.engines.mindspore.collectives import BucketedSum, DataAxis, as_scalar
 from convmesh.engines.mindspore.partition import Interval, own_intervals
 from convmesh.engines.mindspore.state import assign_array, find_misfits
 
@@ -61,24 +61,31 @@ class Optimizer:
             for slot in _slot_names(config)
         }
         whole = list(parameters.values())
-        self.in_place = None if self.is_sharded else UpdateWhole(whole, config, slots=self._slots)
+        self._in_place = UpdateWhole(whole, config, slots=self._slots)
         self._slices = UpdateSlices(whole, config, slots=self._slots, intervals=self._intervals)
-        self._share = Share(whole, axis, buckets)
+        self._sum = BucketedSum(axis, buckets)
+        self._put = _Put(whole)
 
-    def apply_sharded(self, gradients: tuple[Tensor, ...], coefficients: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Updates this rank's part and shares it, unless a gradient is not finite; all ranks must call it.
+    def apply(self, gradients: Sequence[Tensor], coefficients: tuple[Tensor, ...]) -> tuple[bool, float]:
+        """Updates the parameters, unless a gradient is not finite. With a shard, all ranks must call it.
 
         Args:
-            gradients: Reduced, of the whole parameters.
+            gradients: Summed over all ranks, times the loss scale.
             coefficients: From ``coefficients``.
 
         Returns:
-            1 if the update was applied and 0 if not, and the global norm before clipping.
+            Whether the update was skipped, and the global norm before clipping. Both are equal on all ranks, since all
+            ranks hold the same gradients.
         """
-        applied, norm, values = self._slices(gradients, *coefficients, as_scalar(0.0))
-        if float(applied.asnumpy()) != 0.0:
-            self._share(values)
-        return applied, norm
+        if not self.is_sharded:
+            applied, norm = self._in_place(*coefficients, *gradients)
+            return float(applied.asnumpy()) == 0.0, float(norm.asnumpy())
+        applied, norm, *values = self._slices(*coefficients, as_scalar(0.0), *gradients)
+        skipped = float(applied.asnumpy()) == 0.0
+        if not skipped:
+            # Every rank contributes its part within zeros.
+            self._put(*self._sum(values))
+        return skipped, float(norm.asnumpy())
 
     def coefficients(self, *, learning_rate: float, loss_scale: float, num_updates: int) -> tuple[Tensor, ...]:
         """The last inputs of ``apply``.
@@ -172,7 +179,7 @@ class _Update(nn.Cell):
 
     def judge(self, gradients: tuple[Tensor, ...], loss_scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Whether to apply the update, the divisor of the gradients (0 if not), and their norm."""
-        halves = ()
+        halves: tuple[Tensor, ...] = ()
         for index in range(self.count):
             halves += (self.half_square(gradients[index]),)
         total = self.total(halves) * 2.0
@@ -221,24 +228,20 @@ class _Update(nn.Cell):
 
 
 class UpdateWhole(_Update):
-    """One update of all parameters where they lie; part of the graph that reduces the gradients."""
+    """One update of all parameters where they lie."""
 
     def construct(
-        self,
-        gradients: tuple[Tensor, ...],
-        learning_rate: Tensor,
-        loss_scale: Tensor,
-        correction1: Tensor,
-        correction2: Tensor,
+        self, learning_rate: Tensor, loss_scale: Tensor, correction1: Tensor, correction2: Tensor, *gradients: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Updates parameters and state.
 
         Args:
-            gradients: Summed over all ranks, times the loss scale.
             learning_rate: For this update.
             loss_scale: Taken out of the gradients.
             correction1: ``1 - beta1^t`` of AdamW.
             correction2: ``1 - beta2^t`` of AdamW.
+            *gradients: Summed over all ranks, times the loss scale. (MindSpore takes a tuple of tensors for a constant
+                and compiles again for each.)
 
         Returns:
             1 if the update was applied and 0 if a gradient was not finite, and the global norm before clipping.
@@ -265,7 +268,7 @@ class UpdateWhole(_Update):
 
 
 class UpdateSlices(_Update):
-    """One update of this rank's slices; communicates nothing, since no two ranks have the same graph.
+    """One update of this rank's slices.
 
     Args:
         parameters: Whole parameters.
@@ -290,29 +293,29 @@ class UpdateSlices(_Update):
 
     def construct(
         self,
-        gradients: tuple[Tensor, ...],
         learning_rate: Tensor,
         loss_scale: Tensor,
         correction1: Tensor,
         correction2: Tensor,
         nothing: Tensor,
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        *gradients: Tensor,
+    ) -> tuple[Tensor, ...]:
         """Updates state and computes this rank's part of the new parameters.
 
         Args:
-            gradients: Of the whole parameters, as for ``UpdateWhole``; so are the other inputs.
             learning_rate: For this update.
             loss_scale: Taken out of the gradients.
             correction1: ``1 - beta1^t`` of AdamW.
             correction2: ``1 - beta2^t`` of AdamW.
             nothing: The number 0. Zeros that the compiler knows of would be kept in memory as constants.
+            *gradients: Of the whole parameters, summed over all ranks, times the loss scale.
 
         Returns:
-            As ``UpdateWhole``, and this rank's part of each new parameter within zeros.
+            As ``UpdateWhole``, and after that this rank's part of each new parameter within zeros.
         """
         applied, divisor, norm = self.judge(gradients, loss_scale)
         rate = learning_rate * applied
-        values = ()
+        values: tuple[Tensor, ...] = ()
         for index in range(self.count):
             if self.stops[index] > self.starts[index]:
                 gradient = self.divide(self.own(gradients[index], index), divisor)
@@ -324,7 +327,7 @@ class UpdateSlices(_Update):
                 values += (self.whole(new, index, nothing),)
             else:
                 values += (self.parameters[index] * nothing,)
-        return applied, norm, values
+        return (applied, norm, *values)
 
     def own(self, tensor: Tensor, index: int) -> Tensor:
         """This rank's slice of a whole tensor."""
@@ -334,7 +337,7 @@ class UpdateSlices(_Update):
         """A slice within zeros of the shape of its parameter."""
         if self.stops[index] - self.starts[index] < self.sizes[index]:
             flat = ops.reshape(self.parameters[index], (-1,)) * nothing
-            parts = (value,)
+            parts: tuple[Tensor, ...] = (value,)
             if self.starts[index] > 0:
                 parts = (flat[: self.starts[index]], *parts)
             if self.stops[index] < self.sizes[index]:
@@ -343,31 +346,15 @@ class UpdateSlices(_Update):
         return ops.reshape(value, self.shapes[index])
 
 
-class Share(nn.Cell):
-    """Puts the parts of all ranks together: the sum of tensors that are zero where another rank owns them.
+class _Put(nn.Cell):
+    """Overwrites parameters."""
 
-    Args:
-        parameters: Overwritten.
-        axis: The data axis.
-        buckets: The bucket of each parameter.
-    """
-
-    def __init__(self, parameters: list[Parameter], axis: DataAxis, buckets: tuple[int, ...]) -> None:
+    def __init__(self, parameters: list[Parameter]) -> None:
         super().__init__(auto_prefix=False)
         self.parameters = ms.ParameterTuple(parameters)
         self.count = len(parameters)
-        self.reduce = BucketedAllReduce(axis, buckets)
 
-    def construct(self, values: tuple[Tensor, ...]) -> Tensor:
-        """Overwrites the parameters.
-
-        Args:
-            values: This rank's parts within zeros.
-
-        Returns:
-            Nothing of use; a graph has an output.
-        """
-        values = self.reduce(values)
+    def construct(self, *values: Tensor) -> Tensor:
         done = Tensor(0, ms.int32)
         for index in range(self.count):
             done = ops.depend(done, ops.assign(self.parameters[index], values[index]))

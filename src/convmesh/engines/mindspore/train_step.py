@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
@@ -12,7 +11,7 @@ from convmesh.config.schema import RunConfig
 from convmesh.engines.contract import Arrays, Batch, CollectiveCount, EvalSums, PixelScale, TrainState, UpdateResult
 from convmesh.engines.mindspore.average import WeightAverage
 from convmesh.engines.mindspore.buffers import Buffers
-from convmesh.engines.mindspore.collectives import BucketedAllReduce, DataAxis, as_scalar
+from convmesh.engines.mindspore.collectives import BucketedSum, DataAxis, as_scalar
 from convmesh.engines.mindspore.loader import MindSporeBatch, to_device
 from convmesh.engines.mindspore.objective import Evaluation, Loss
 from convmesh.engines.mindspore.optimizer import Optimizer
@@ -53,21 +52,16 @@ class MindSporeTrainStep:
         self._named = named_parameters(network)
         self._trained = _trained_parameters(self._named, network)
         buckets = self._plan_buckets()
-        self._num_buckets = max(buckets)
         self._optimizer = Optimizer(
             self._trained, run.optimizer, axis=axis, shard=run.strategy.optimizer_sharding, buckets=buckets
         )
         self._buffers = Buffers(_buffers(self._named), axis=axis)
         decay = run.train.weight_average
         self._average = WeightAverage(self._named, decay=decay) if decay > 0 else None
-        parallel = axis.size > 1
-        self._reduce = _Reduce(
-            reduce=BucketedAllReduce(axis, buckets, dtype=self._reduction) if parallel else None,
-            update=self._optimizer.in_place,
-        )
         self._loss = Loss(network, pixel_scale, label_smoothing=run.train.label_smoothing)
-        self._whole = _WholeUpdate(self._loss, list(self._trained.values()), reduce=self._reduce)
-        self._in_parts: tuple[nn.Cell, nn.Cell] | None = None
+        self._backward = _Backward(self._loss, list(self._trained.values()))
+        self._accumulation: tuple[_Accumulate, _Take] | None = None
+        self._sum = BucketedSum(axis, buckets, dtype=self._reduction)
         self._evaluation = Evaluation(network, pixel_scale)
 
     def update(
@@ -81,21 +75,20 @@ class MindSporeTrainStep:
     ) -> UpdateResult:
         """Runs one update; see `convmesh.engines.contract.TrainStep.update`.
 
-        Without accumulation a full update is one graph. Otherwise gradients stay on this rank until a second graph,
-        which is the same on all ranks, reduces them: in a ragged last update ranks may have other shapes, and one
-        without samples computes nothing and takes part with zeros. A skipped update leaves parameters, optimizer,
-        average and buffers as they were.
+        Gradients of several micro-batches are added up on this rank. A rank without samples computes nothing and takes
+        part in the sums with zeros. A skipped update leaves parameters, optimizer, average and buffers as they were.
         """
         batches = [self._checked(batch) for batch in micro_batches]
         self._use_average(False)
         self._set_mode(training=True)
         self._buffers.remember()
+        loss_sum, gradients = self._differentiate(batches, factor=as_scalar(loss_scale / global_count))
+        if self._axis.size > 1:
+            gradients = self._sum(gradients)
         coefficients = self._optimizer.coefficients(
             learning_rate=learning_rate, loss_scale=loss_scale, num_updates=self._num_updates
         )
-        loss_sum, result = self._compute(batches, global_count, loss_scale, coefficients)
-        applied, norm = self._optimizer.apply_sharded(result, coefficients) if self._optimizer.is_sharded else result
-        overflow = float(applied.asnumpy()) == 0.0
+        overflow, norm = self._optimizer.apply(gradients, coefficients)
         if overflow:
             self._buffers.restore()
         else:
@@ -105,9 +98,7 @@ class MindSporeTrainStep:
                 self._average.update()
         self._counts = self._count(applied=not overflow)
         clips = self._run.optimizer.clip_norm is not None
-        return UpdateResult(
-            loss_sum=loss_sum, overflow=overflow, gradient_norm=float(norm.asnumpy()) if clips else None
-        )
+        return UpdateResult(loss_sum=loss_sum, overflow=overflow, gradient_norm=norm if clips else None)
 
     def evaluate(self, batch: Batch) -> EvalSums:
         """Runs one batch in evaluation mode, with averaged weights if there are any; without label smoothing."""
@@ -189,32 +180,27 @@ class MindSporeTrainStep:
             )
         return batch
 
-    def _compute(
-        self,
-        batches: Sequence[MindSporeBatch],
-        global_count: int,
-        loss_scale: float,
-        coefficients: tuple[Tensor, ...],
-    ) -> tuple[float, tuple[Tensor, ...]]:
-        """The loss of this rank, and what ``_Reduce`` gives."""
-        factor = as_scalar(loss_scale / global_count)
-        is_full = global_count == self._run.train.global_batch
-        if self._run.strategy.accumulation == 1 and is_full and len(batches) == 1:
-            loss, result = self._whole(*_inputs(batches[0]), factor, *coefficients)
-            return float(loss.asnumpy()), result
-        backward, finish = self._parts()
-        losses = [backward(*_inputs(batch), factor) for batch in batches if batch.num_real > 0]
-        return sum(float(loss.asnumpy()) for loss in losses), finish(*coefficients, as_scalar(0.0))
+    def _differentiate(self, batches: Sequence[MindSporeBatch], *, factor: Tensor) -> tuple[float, Sequence[Tensor]]:
+        """The loss of this rank and its gradients, over all micro-batches that have samples."""
+        batches = [batch for batch in batches if batch.num_real > 0]
+        if not batches:
+            return 0.0, [ops.zeros_like(parameter) for parameter in self._trained.values()]
+        if len(batches) == 1:
+            loss, *gradients = self._backward(*_inputs(batches[0]), factor)
+            return float(loss.asnumpy()), gradients
+        accumulate, take = self._accumulators()
+        loss_sum = sum(float(accumulate(*_inputs(batch), factor).asnumpy()) for batch in batches)
+        return loss_sum, take(as_scalar(0.0))
 
-    def _parts(self) -> tuple[nn.Cell, nn.Cell]:
-        if self._in_parts is None:
+    def _accumulators(self) -> tuple[_Accumulate, _Take]:
+        if self._accumulation is None:
+            parameters = list(self._trained.values())
             sums = [
                 Parameter(ops.zeros_like(parameter), name=f"gradient.{parameter.name}", requires_grad=False)
-                for parameter in self._trained.values()
+                for parameter in parameters
             ]
-            backward = _Backward(self._loss, list(self._trained.values()), sums=sums)
-            self._in_parts = backward, _Finish(sums, reduce=self._reduce)
-        return self._in_parts
+            self._accumulation = _Accumulate(self._loss, parameters, sums=sums), _Take(sums)
+        return self._accumulation
 
     def _use_average(self, wanted: bool) -> None:
         if self._average is not None:
@@ -229,9 +215,9 @@ class MindSporeTrainStep:
             return ()
         num_elements = self.num_parameters()
         width = 4 if self._reduction == ms.float32 else 2
-        counts = [CollectiveCount("gradients", "all-reduce", self._num_buckets, width * num_elements)]
+        counts = [CollectiveCount("gradients", "all-reduce", self._sum.num_buckets, width * num_elements)]
         if applied and self._optimizer.is_sharded:
-            counts.append(CollectiveCount("parameters", "all-reduce", self._num_buckets, 4 * num_elements))
+            counts.append(CollectiveCount("parameters", "all-reduce", self._sum.num_buckets, 4 * num_elements))
         if applied and self._buffers.num_collectives:
             counts.append(
                 CollectiveCount("buffers", "all-reduce", self._buffers.num_collectives, self._buffers.num_bytes)
@@ -240,7 +226,20 @@ class MindSporeTrainStep:
 
 
 class _Backward(nn.Cell):
-    """Gradients of one micro-batch, added to sums that stay on this rank; no collective."""
+    """Loss and gradients of one micro-batch."""
+
+    def __init__(self, loss: nn.Cell, parameters: list[Parameter]) -> None:
+        super().__init__(auto_prefix=False)
+        self.differentiate = ops.value_and_grad(loss, None, ms.ParameterTuple(parameters), has_aux=True)
+        self.loss = loss
+
+    def construct(self, images_NHWC: Tensor, labels_N: Tensor, weights_N: Tensor, factor: Tensor) -> tuple[Tensor, ...]:
+        (_, loss_sum), gradients = self.differentiate(images_NHWC, labels_N, weights_N, factor)
+        return (loss_sum, *gradients)
+
+
+class _Accumulate(nn.Cell):
+    """Loss of one micro-batch; its gradients are added to sums."""
 
     def __init__(self, loss: nn.Cell, parameters: list[Parameter], *, sums: list[Parameter]) -> None:
         super().__init__(auto_prefix=False)
@@ -256,80 +255,22 @@ class _Backward(nn.Cell):
         return loss_sum
 
 
-class _Reduce(nn.Cell):
-    """Sums gradients over the ranks and, if every rank updates everything, applies them."""
+class _Take(nn.Cell):
+    """Hands the sums over and clears them."""
 
-    def __init__(self, *, reduce: nn.Cell | None, update: nn.Cell | None) -> None:
-        super().__init__(auto_prefix=False)
-        self.is_parallel = reduce is not None
-        self.reduce = reduce
-        self.updates = update is not None
-        self.update = update
-
-    def construct(
-        self,
-        gradients: tuple[Tensor, ...],
-        learning_rate: Tensor,
-        loss_scale: Tensor,
-        correction1: Tensor,
-        correction2: Tensor,
-    ) -> tuple[Any, ...]:
-        if self.is_parallel:
-            gradients = self.reduce(gradients)
-        if self.updates:
-            return self.update(gradients, learning_rate, loss_scale, correction1, correction2)
-        return gradients
-
-
-class _WholeUpdate(nn.Cell):
-    """An update of one micro-batch as one graph."""
-
-    def __init__(self, loss: nn.Cell, parameters: list[Parameter], *, reduce: _Reduce) -> None:
-        super().__init__(auto_prefix=False)
-        self.differentiate = ops.value_and_grad(loss, None, ms.ParameterTuple(parameters), has_aux=True)
-        self.loss = loss
-        self.reduce = reduce
-
-    def construct(  # noqa: PLR0913, PLR0917 (a graph takes its inputs one by one)
-        self,
-        images_NHWC: Tensor,
-        labels_N: Tensor,
-        weights_N: Tensor,
-        factor: Tensor,
-        learning_rate: Tensor,
-        loss_scale: Tensor,
-        correction1: Tensor,
-        correction2: Tensor,
-    ) -> tuple[Any, ...]:
-        (_, loss_sum), gradients = self.differentiate(images_NHWC, labels_N, weights_N, factor)
-        return loss_sum, self.reduce(gradients, learning_rate, loss_scale, correction1, correction2)
-
-
-class _Finish(nn.Cell):
-    """Reduces the accumulated gradients, then clears them; the same graph whatever the micro-batches were."""
-
-    def __init__(self, sums: list[Parameter], *, reduce: _Reduce) -> None:
+    def __init__(self, sums: list[Parameter]) -> None:
         super().__init__(auto_prefix=False)
         self.sums = ms.ParameterTuple(sums)
         self.count = len(sums)
-        self.reduce = reduce
 
-    def construct(
-        self,
-        learning_rate: Tensor,
-        loss_scale: Tensor,
-        correction1: Tensor,
-        correction2: Tensor,
-        nothing: Tensor,
-    ) -> tuple[Any, ...]:
-        gradients = ()
+    def construct(self, nothing: Tensor) -> tuple[Tensor, ...]:
+        taken: tuple[Tensor, ...] = ()
         for index in range(self.count):
-            # A copy that the compiler can't leave out: the sums are cleared while the gradients are still in use.
-            gradients += (self.sums[index] + nothing,)
-        result = self.reduce(gradients, learning_rate, loss_scale, correction1, correction2)
+            # A copy that the compiler can't leave out, since it does not know that this number is 0.
+            taken += (self.sums[index] + nothing,)
         for index in range(self.count):
-            result = ops.depend(result, ops.assign(self.sums[index], self.sums[index] * nothing))
-        return result
+            taken = ops.depend(taken, ops.assign(self.sums[index], ops.zeros_like(self.sums[index])))
+        return taken
 
 
 def _inputs(batch: MindSporeBatch) -> tuple[Tensor, Tensor, Tensor]:
