@@ -5,24 +5,29 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from convmesh.config import RunConfig, check_config, load_config, parse_config
-from convmesh.config.rules import resolve_mesh
+from convmesh.config.rules import resolve_mesh, unsplit_axes
 from convmesh.data.inspect import DataReport, inspect_data
 from convmesh.data.open import open_data
-from convmesh.engines import is_installed, load_launcher
+from convmesh.engines import has_part, is_installed, load_launcher
 from convmesh.engines.contract import World
 from convmesh.errors import ConfigError, ConvMeshError, EngineError, MistakeList, raise_all
 from convmesh.mesh import Mesh, parse_mesh
+from convmesh.plan import CHANNEL
+from convmesh.plan.load import dump_plan, load_plan
 from convmesh.training.launch import LaunchPlan, launch, plan_launch, threads_per_rank
 from convmesh.training.metrics import Record
+from convmesh.training.planning import RunPlan, plan_run
 from convmesh.training.rank import balance_path, run_rank
 from convmesh.training.ranks import RankPlace, find_rank
-from convmesh.training.run_folder import RunFolder, default_run_dir, write_json
+from convmesh.training.run_folder import RunFolder, default_run_dir, write_atomically, write_json
+from convmesh.training.verification import Subject, Verification, check_length, verify_run
 
 
 @dataclass(frozen=True)
@@ -34,12 +39,21 @@ class PreparedRun:
         mesh: Its mesh.
         device: Its device, resolved.
         data: What the ranks will read.
+        plan: How its network is split; None if only samples are.
     """
 
     run: RunConfig
     mesh: Mesh
     device: str
     data: DataReport
+    plan: RunPlan | None = None
+
+    def placed_in(self, folder: RunFolder) -> PreparedRun:
+        """The same run with its plan read from its own folder, where ``write_plan`` puts it."""
+        if self.plan is None:
+            return self
+        strategy = dataclasses.replace(self.run.strategy, plan=str(folder.plan))
+        return dataclasses.replace(self, run=dataclasses.replace(self.run, strategy=strategy))
 
     def launch_plan(self, folder: RunFolder) -> LaunchPlan | None:
         """How its ranks would be started; None for a single rank, which runs in this process."""
@@ -69,6 +83,7 @@ def prepare(
     ranks: int | None = None,
     mesh: Mesh | str | None = None,
     engine: str | None = None,
+    plan: str | Path | None = None,
     overrides: tuple[str, ...] = (),
 ) -> PreparedRun:
     """Checks a run without starting it: settings, engine, device and data.
@@ -78,6 +93,7 @@ def prepare(
         ranks: Number of ranks; default as in the run file, else 1.
         mesh: A mesh, or text like ``"data=4"``; default as in the run file, else all ranks on the data axis.
         engine: ``"mindspore"`` or ``"torch"``; default as in the run file.
+        plan: A plan file; its mesh counts where none is given here.
         overrides: Settings as ``a.b=value``; only with a path.
 
     Returns:
@@ -89,36 +105,55 @@ def prepare(
     run = config if isinstance(config, RunConfig) else load_config(config, overrides=overrides)
     if engine is not None:
         run = parse_config({**_as_mapping(run), "engine": engine})
+    if plan is not None:
+        run = dataclasses.replace(run, strategy=dataclasses.replace(run.strategy, plan=str(plan)))
+        mesh = mesh or (load_plan(plan).mesh if ranks is None else None)
     grid = resolve_mesh(run, num_ranks=ranks, mesh=parse_mesh(mesh) if isinstance(mesh, str) else mesh)
     run = dataclasses.replace(run, strategy=dataclasses.replace(run.strategy, mesh=dict(grid.sizes)))
-    mistakes: list[ConvMeshError] = []
-    if not is_installed(run.engine):
-        other = "torch" if run.engine == "mindspore" else "mindspore"
-        hint = f", or use --engine {other}, which is" if is_installed(other) else ""
-        mistakes.append(
-            EngineError(
-                f"the engine '{run.engine}' is not installed",
-                fix=f"Install it with: pip install 'convmesh[{run.engine}]'{hint}",
-            )
-        )
+    mistakes: list[ConvMeshError] = [*_missing_engine(run)]
+    splits = grid.size(CHANNEL) > 1 and not mistakes and not unsplit_axes(run, mesh=grid)
     mistakes += check_config(run, mesh=grid)
     launcher = load_launcher(run.engine)
     device = launcher.resolve_device(run.train.device)
     mistakes += launcher.check(run, device=device, num_ranks=grid.num_ranks)
+    data, split = _look_ahead(run, grid, mistakes, splits=splits)
+    raise_all(mistakes)
+    if data is None:
+        raise AssertionError("unreachable: every failure above is an error")
+    return PreparedRun(run=run, mesh=grid, device=device, data=data, plan=split)
+
+
+def _missing_engine(run: RunConfig) -> list[ConvMeshError]:
+    if is_installed(run.engine):
+        return []
+    other = "torch" if run.engine == "mindspore" else "mindspore"
+    hint = f", or use --engine {other}, which is" if is_installed(other) else ""
+    return [
+        EngineError(
+            f"the engine '{run.engine}' is not installed",
+            fix=f"Install it with: pip install 'convmesh[{run.engine}]'{hint}",
+        )
+    ]
+
+
+def _look_ahead(
+    run: RunConfig, mesh: Mesh, mistakes: list[ConvMeshError], *, splits: bool
+) -> tuple[DataReport | None, RunPlan | None]:
+    """Looks at the data, and at the network where it is split; adds what is wrong to the mistakes."""
     data: DataReport | None = None
+    split: RunPlan | None = None
+    sound = not mistakes
     try:
-        if mistakes:
-            open_data(run.data)  # Only to tell what is wrong with the data as well.
-        else:
-            data = inspect_data(run, num_ranks=grid.size("data"))
+        datasets = open_data(run.data)
+        if sound:
+            data = inspect_data(run, num_ranks=mesh.size("data"))
+        if splits:
+            split = plan_run(run, mesh=mesh, datasets=datasets)
     except MistakeList as found:
         mistakes += found.errors
     except ConvMeshError as found:
         mistakes.append(found)
-    raise_all(mistakes)
-    if data is None:
-        raise AssertionError("unreachable: every failure above is an error")
-    return PreparedRun(run=run, mesh=grid, device=device, data=data)
+    return data, split
 
 
 def train(  # noqa: PLR0913 - one parameter per option of the command
@@ -127,6 +162,7 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
     ranks: int | None = None,
     mesh: Mesh | str | None = None,
     engine: str | None = None,
+    plan: str | Path | None = None,
     overrides: tuple[str, ...] = (),
     run_dir: str | Path | None = None,
     resume: bool = False,
@@ -142,6 +178,7 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
         ranks: Number of ranks; default as in the run file, else 1.
         mesh: A mesh, or text like ``"data=4"``.
         engine: ``"mindspore"`` or ``"torch"``; default as in the run file.
+        plan: A plan file that says how the network is split; default as in the run file, else by rule.
         overrides: Settings as ``a.b=value``; only with a path.
         run_dir: The run folder; default ``runs/<name>-<time>``.
         resume: Go on with the run in that folder.
@@ -157,11 +194,12 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
     place = find_rank(os.environ)
     if place is not None:
         ranks = ranks or place.num_ranks
-    prepared = prepare(config, ranks=ranks, mesh=mesh, engine=engine, overrides=overrides)
+    prepared = prepare(config, ranks=ranks, mesh=mesh, engine=engine, plan=plan, overrides=overrides)
     name = Path("run" if isinstance(config, RunConfig) else config)
     if place is not None:
         return _join(prepared, place, run_dir=run_dir, resume=resume, on_record=on_record)
     folder = RunFolder(run_dir or default_run_dir(name, resume=resume))
+    prepared = prepared.placed_in(folder)
     try:
         _prepare_folder(folder, prepared, resume=resume)
         if on_start:
@@ -171,6 +209,85 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
         folder.release()
         report = _report(folder)
     return TrainResult(run_dir=folder.root, report=report, summary=json.loads(folder.summary.read_text()))
+
+
+def check(
+    config: RunConfig | str | Path,
+    *,
+    ranks: int | None = None,
+    mesh: Mesh | str | None = None,
+    engine: str | None = None,
+    plan: str | Path | None = None,
+    overrides: tuple[str, ...] = (),
+) -> tuple[PreparedRun | None, tuple[ConvMeshError, ...]]:
+    """Finds everything that is wrong with a run, at once and before any process starts.
+
+    Args:
+        config: A run, or the path of a run file.
+        ranks: Number of ranks; default as in the run file, else 1.
+        mesh: A mesh, or text like ``"data=2,channel=2"``.
+        engine: ``"mindspore"`` or ``"torch"``; default as in the run file.
+        plan: A plan file; default as in the run file, else a plan by rule.
+        overrides: Settings as ``a.b=value``; only with a path.
+
+    Returns:
+        The run, if it could start, and what is wrong.
+    """
+    try:
+        prepared = prepare(config, ranks=ranks, mesh=mesh, engine=engine, plan=plan, overrides=overrides)
+    except MistakeList as found:
+        return None, found.errors
+    except ConvMeshError as found:
+        return None, (found,)
+    return prepared, ()
+
+
+def verify(  # noqa: PLR0913 - one parameter per option of the command
+    config: RunConfig | str | Path,
+    *,
+    ranks: int | None = None,
+    mesh: Mesh | str | None = None,
+    engine: str | None = None,
+    plan: str | Path | None = None,
+    overrides: tuple[str, ...] = (),
+    steps: int = 3,
+    dtype: Literal["float32", "float64"] = "float32",
+) -> Verification:
+    """Trains a few updates on ranks and on one device from the same state, and compares everything.
+
+    Args:
+        config: A run, or the path of a run file.
+        ranks: Number of ranks; default as in the run file, else 1.
+        mesh: A mesh, or text like ``"data=2,channel=2"``.
+        engine: ``"mindspore"`` or ``"torch"``; default as in the run file.
+        plan: A plan file; default as in the run file, else a plan by rule.
+        overrides: Settings as ``a.b=value``; only with a path.
+        steps: Updates; at most those of an epoch with a full global batch.
+        dtype: Of parameters and computation.
+
+    Returns:
+        What differs, what was communicated, and the memory.
+
+    Raises:
+        ConfigError: If there is one rank only, or the data is too short.
+        EngineError: If the engine can't be observed.
+        ConvMeshError: If something else is wrong that the user can mend, or a rank fails.
+    """
+    prepared = prepare(config, ranks=ranks, mesh=mesh, engine=engine, plan=plan, overrides=overrides)
+    if prepared.mesh.num_ranks == 1:
+        raise ConfigError("there is nothing to verify on one rank", fix="Give a --mesh, like data=2,channel=2")
+    if not has_part(prepared.run.engine, "verification"):
+        raise EngineError(f"runs on {prepared.run.engine} can't be verified yet", fix="Use --engine torch")
+    check_length(steps, num_full=int(prepared.data.counts_RC.sum()) // prepared.run.train.global_batch)
+    with tempfile.TemporaryDirectory(prefix="convmesh-verify-") as root:
+        folder = RunFolder(root)
+        if prepared.plan is not None:
+            write_atomically(folder.plan, dump_plan(prepared.plan.plan))
+        placed = prepared.placed_in(folder)
+        subject = Subject(
+            run=placed.run, mesh=placed.mesh, device=placed.device, plan=placed.plan, num_updates=steps, dtype=dtype
+        )
+        return verify_run(subject, root=Path(root))
 
 
 def _run_here_or_launch(prepared: PreparedRun, folder: RunFolder, on_record: Callable[[Record], None] | None) -> None:
@@ -214,6 +331,7 @@ def _join(
             expected=str(prepared.mesh.num_ranks),
         )
     folder = RunFolder(run_dir)
+    prepared = prepared.placed_in(folder)
     world = World(
         rank=place.rank,
         num_ranks=place.num_ranks,
@@ -245,6 +363,8 @@ def _prepare_folder(folder: RunFolder, prepared: PreparedRun, *, resume: bool) -
         "largest_deviation": float(data.largest_deviation),
     }
     write_json(balance_path(folder), balance)
+    if prepared.plan is not None:
+        write_atomically(folder.plan, dump_plan(prepared.plan.plan))
 
 
 def _report(folder: RunFolder) -> Path | None:

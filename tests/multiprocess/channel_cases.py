@@ -17,9 +17,14 @@ from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.engine import TorchEngine, _group
 from convmesh.engines.torch.parallelize import apply
 from convmesh.engines.torch.trace import trace
+from convmesh.errors import ConvMeshError
+from convmesh.graph import Graph
 from convmesh.mesh import Mesh
+from convmesh.models.torch import build
 from convmesh.plan import CHANNEL, Choice, Entry, Plan, resolve
+from convmesh.plan.by_rule import plan_by_rule
 from convmesh.plan.collectives import channel_collectives
+from tests.networks_torch import NETWORKS
 
 _engines: dict[str, TorchEngine] = {}
 
@@ -49,11 +54,19 @@ def plan_of(entries: Mapping[str, Any], num_ranks: int, **settings: Any) -> Plan
     )
 
 
-def difference(got: Tensor, expected: Tensor) -> float:
-    """The norm of the difference over that of what is expected."""
+def by_rule(graph: Graph, num_ranks: int) -> Plan:
+    """The plan by rule, in which no layer is too small."""
+    return plan_by_rule(graph, Mesh({"data": 1, CHANNEL: num_ranks}), min_multiply_adds=0)
+
+
+def difference(got: Tensor, expected: Tensor, *, scale: float = 0.0) -> float:
+    """The norm of the difference over that of what is expected, or a millionth of a scale where that is larger.
+
+    Some gradients are zero but for rounding, as that of a shift before a batch norm.
+    """
     if got.shape != expected.shape:
         return float("inf")
-    return float((got - expected).norm() / expected.norm().clamp_min(1e-30))
+    return float((got - expected).norm() / max(float(expected.norm()), 1e-6 * scale, 1e-30))
 
 
 def whole(split: ChannelSplit, name: str, tensor: Tensor) -> Tensor:
@@ -62,7 +75,7 @@ def whole(split: ChannelSplit, name: str, tensor: Tensor) -> Tensor:
 
 
 def compare(
-    network: nn.Module, shape: Sequence[int], entries: Mapping[str, Any], axis: ChannelAxis, **settings: Any
+    network: nn.Module, shape: Sequence[int], entries: Mapping[str, Any] | str, axis: ChannelAxis, **settings: Any
 ) -> dict[str, Any]:
     """One forward and backward of a network, whole and split, from the same parameters.
 
@@ -76,7 +89,7 @@ def compare(
         axis = ChannelAxis(axis._group, channels_last=True)
     alone = copy.deepcopy(network)
     graph = trace(network, tuple(shape))
-    plan = plan_of(entries, axis.size, **settings)
+    plan = by_rule(graph, axis.size) if entries == "rule" else plan_of(entries, axis.size, **settings)
     resolved = resolve(graph, plan)
     apply(network, resolved, axis)
     split = split_of(network)
@@ -97,12 +110,13 @@ def compare(
     errors = {"output": difference(results[1][0], results[0][0]), "input": difference(results[1][1], results[0][1])}
     own_gradients = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
     assert own_gradients.keys() == gradients.keys(), own_gradients.keys() ^ gradients.keys()
+    scale = max(float(gradient.norm()) for gradient in gradients.values())
     for name, gradient in gradients.items():
-        errors[name] = difference(whole(split, name, own_gradients[name]), gradient)
+        errors[name] = difference(whole(split, name, own_gradients[name]), gradient, scale=scale)
     buffers = dict(network.named_buffers())
     for name, buffer in alone.named_buffers():
         if buffer.is_floating_point():
-            errors[name] = difference(whole(split, name, buffers[name]), buffer)
+            errors[name] = difference(whole(split, name, buffers[name]), buffer, scale=1.0)
     told = {
         count.kind: (count.number, count.num_bytes)
         for count in channel_collectives(resolved, position=axis.position, input_takes_gradient=True)
@@ -150,4 +164,22 @@ def operators(engine: Engine, world: World, *, cases: Sequence[Mapping[str, Any]
                 Alone(first, op), case["shape"], case["entries"], axis, channels_last=case.get("channels_last", False)
             )
         )
+    return answers
+
+
+def networks(
+    engine: Engine, world: World, *, cases: Sequence[tuple[str, Mapping[str, Any] | str, Mapping[str, Any]]]
+) -> list[Any]:
+    """Whole networks by name, each with the entries of its plan or ``"rule"`` and settings of ``compare``."""
+    channel, _ = on_mesh(world, {"data": 1, CHANNEL: world.num_ranks})
+    axis = ChannelAxis(channel._channel)
+    answers: list[Any] = []
+    for name, entries, settings in cases:
+        torch.manual_seed(1)
+        network = NETWORKS[name]() if name in NETWORKS else build(name, num_classes=10)
+        size = 16 if name in NETWORKS else 32
+        try:
+            answers.append(compare(network, (4, 3, size, size), entries, axis, **settings))
+        except ConvMeshError as error:
+            answers.append(str(error))
     return answers

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from convmesh.engines.torch.collectives import count_buckets
+from convmesh.plan.collectives import count_buckets
 from tests.multiprocess.ranks import RankPool
 from tests.multiprocess.test_torch_parity import assert_equal_states
 

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from convmesh.cli import config, data
+from convmesh.cli.check import check
 from convmesh.cli.doctor import doctor
 from convmesh.cli.graph import graph
 from convmesh.cli.report import report
 from convmesh.cli.train import train
+from convmesh.cli.verify import verify
 from convmesh.errors import ConvMeshError
 from convmesh.version import __version__
 
@@ -24,6 +26,8 @@ app = typer.Typer(
 )
 app.command("train")(train)
 app.command("graph")(graph)
+app.command("check")(check)
+app.command("verify")(verify)
 app.command("report")(report)
 app.command("doctor")(doctor)
 app.add_typer(data.app, name="data")

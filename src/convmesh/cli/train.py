@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +22,10 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change one setting; may be repeated.")
 ]
 EngineOption = Annotated[str | None, typer.Option(metavar="mindspore|torch", help="The framework that computes.")]
-MeshOption = Annotated[str | None, typer.Option(metavar="AXIS=SIZE,...", help="The mesh of ranks, like data=4.")]
+MeshOption = Annotated[
+    str | None, typer.Option(metavar="AXIS=SIZE,...", help="The mesh of ranks, like data=4 or data=2,channel=2.")
+]
+PlanOption = Annotated[Path | None, typer.Option(metavar="FILE", help="How the network is split [default: by rule].")]
 
 
 def train(  # noqa: PLR0913, PLR0917 - one parameter per option
@@ -30,6 +33,7 @@ def train(  # noqa: PLR0913, PLR0917 - one parameter per option
     ranks: Annotated[int | None, typer.Option(min=1, help="Number of ranks, one process each.")] = None,
     engine: EngineOption = None,
     mesh: MeshOption = None,
+    plan: PlanOption = None,
     set_: SetOption = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/NAME-TIME].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
@@ -40,7 +44,7 @@ def train(  # noqa: PLR0913, PLR0917 - one parameter per option
     """Train a network on one or many ranks."""
     overrides = tuple(set_ or ())
     if dry_run:
-        _dry_run(config, ranks=ranks, engine=engine, mesh=mesh, overrides=overrides, run_dir=run_dir)
+        _dry_run(config, run_dir=run_dir, ranks=ranks, engine=engine, mesh=mesh, plan=plan, overrides=overrides)
         return
     from convmesh import api
 
@@ -51,6 +55,7 @@ def train(  # noqa: PLR0913, PLR0917 - one parameter per option
                 ranks=ranks,
                 mesh=mesh,
                 engine=engine,
+                plan=plan,
                 overrides=overrides,
                 run_dir=run_dir,
                 resume=resume,
@@ -90,19 +95,11 @@ def _display() -> Iterator[Callable[[RunFolder], None]]:
         display.close()
 
 
-def _dry_run(
-    config: Path,
-    *,
-    ranks: int | None,
-    engine: str | None,
-    mesh: str | None,
-    overrides: tuple[str, ...],
-    run_dir: Path | None,
-) -> None:
+def _dry_run(config: Path, *, run_dir: Path | None, **options: Any) -> None:
     from convmesh import api
     from convmesh.training.run_folder import RunFolder, default_run_dir
 
-    prepared = api.prepare(config, ranks=ranks, mesh=mesh, engine=engine, overrides=overrides)
+    prepared = api.prepare(config, **options)
     folder = RunFolder(run_dir or default_run_dir(config, resume=False))
     run, data = prepared.run, prepared.data
     micro_batch = run.train.global_batch // (prepared.mesh.size("data") * run.strategy.accumulation)
@@ -114,8 +111,8 @@ def _dry_run(
         f"{data.num_dropped} samples left out per epoch.\n"
         f"Run folder: {folder.root}"
     )
-    plan = prepared.launch_plan(folder)
-    typer.echo(f"Would start: {plan}" if plan else "Would train in this process.")
+    launch = prepared.launch_plan(folder)
+    typer.echo(f"Would start: {launch}" if launch else "Would train in this process.")
 
 
 def _print_result(result: TrainResult) -> None:

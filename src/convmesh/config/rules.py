@@ -8,6 +8,14 @@ from convmesh.config.schema import RunConfig
 from convmesh.errors import ConfigError, ConvMeshError
 from convmesh.mesh import Mesh
 
+SPLIT_AXES = {"torch": ("data", "channel"), "mindspore": ("data",)}
+"""Axes along which an engine can split a network."""
+
+
+def unsplit_axes(run: RunConfig, *, mesh: Mesh) -> list[str]:
+    """Axes of the mesh along which the run's engine can't split a network."""
+    return [axis for axis, size in mesh.sizes.items() if size > 1 and axis not in SPLIT_AXES[run.engine]]
+
 
 def resolve_mesh(run: RunConfig, *, num_ranks: int | None, mesh: Mesh | None = None) -> Mesh:
     """Decides the mesh from the command line and the run file.
@@ -71,15 +79,14 @@ def _data(run: RunConfig) -> Iterator[ConvMeshError]:
 
 
 def _strategy(run: RunConfig, mesh: Mesh) -> Iterator[ConvMeshError]:
-    able = {"torch": ("data", "channel"), "mindspore": ("data",)}[run.engine]
-    for axis, size in mesh.sizes.items():
-        if axis not in able and size > 1:
-            other = ", or the engine torch" if axis == "channel" else ""
-            yield ConfigError(
-                f"this version splits a network on {run.engine} along {' and '.join(able)} only, not along '{axis}'",
-                got=str(mesh),
-                fix=f"Use --mesh data={mesh.num_ranks}{other}",
-            )
+    for axis in unsplit_axes(run, mesh=mesh):
+        able = SPLIT_AXES[run.engine]
+        other = " or the engine torch" if axis == "channel" else ""
+        yield ConfigError(
+            f"this version splits a network on {run.engine} along {' and '.join(able)} only, not along '{axis}'",
+            got=str(mesh),
+            fix=f"Use --mesh data={mesh.num_ranks}{other}",
+        )
     micro_batches = mesh.size("data") * run.strategy.accumulation
     batch = run.train.global_batch
     if batch % micro_batches:

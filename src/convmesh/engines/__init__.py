@@ -45,6 +45,11 @@ def load_launcher(name: str) -> Launcher:
     return launcher
 
 
+def has_part(name: str, part: str) -> bool:
+    """Whether an engine has a module of this name, without importing its framework."""
+    return importlib.util.find_spec(f"convmesh.engines.{name}.{part}") is not None
+
+
 def engine_of(network: object) -> str:
     """The engine that a network belongs to.
 

@@ -144,6 +144,52 @@ class CollectiveCount:
     axis: str = "data"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Exercise:
+    """What a network is trained with while it is observed.
+
+    Args:
+        pixel_scale: How pixels become the network's input.
+        updates: For each position on the data axis that is computed here, per update its micro-batches.
+        counts: Samples of the global batch of each update.
+        dtype: ``"float32"`` or ``"float64"``, of parameters and input.
+    """
+
+    pixel_scale: PixelScale
+    updates: Sequence[Sequence[Sequence[Batch]]]
+    counts: Sequence[int]
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What was noted while a network trained for a few updates, to be compared with another way of training it.
+
+    Args:
+        losses: Per update the mean over the global batch of this rank's part of the losses.
+        outputs: The network's outputs, one per forward, in order.
+        gradients: Whole gradients of the first update, by parameter.
+        parameters: Whole parameters after all updates.
+        buffers: Whole buffers after all updates.
+        saved_bytes: The most that a forward of the first update kept for its backward, each memory once.
+        peak_memory_bytes: Largest memory of this rank.
+        parameter_bytes: Of each trainable parameter as this rank holds it, in order.
+        buffer_bytes: Of this rank's floating-point buffers together.
+        collectives: What the last update communicated.
+    """
+
+    losses: tuple[float, ...]
+    outputs: tuple[npt.NDArray[Any], ...]
+    gradients: Arrays
+    parameters: Arrays
+    buffers: Arrays
+    saved_bytes: int
+    peak_memory_bytes: int
+    parameter_bytes: tuple[int, ...] = ()
+    buffer_bytes: int = 0
+    collectives: tuple[CollectiveCount, ...] = ()
+
+
 class Reader(Protocol):
     """Reads micro-batches by key; keys say which (see `convmesh.data.reader`). Picklable, for worker processes."""
 

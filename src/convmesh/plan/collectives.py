@@ -15,12 +15,16 @@ bytes of the whole tensor and ``b`` of a rank's part of it; counted are the inpu
 
 A whole parameter used for own channels is all-reduced once per use. Each update adds one all-reduce of 16 bytes, by
 which the ranks agree on overflow and the gradient's norm.
+
+On the data axis each update sums the gradients bucket by bucket, agrees on the parameters in use by an all-reduce of
+four bytes for each, and averages the floating-point buffers in one all-reduce. A sharded optimizer shares its new
+parameters: one broadcast from each rank on the CPU, one all-gather on GPUs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from convmesh.graph import Edge, Node
@@ -37,7 +41,7 @@ class Expected:
     """Collectives of one kind.
 
     Args:
-        kind: ``"all-reduce"``, ``"all-gather"`` or ``"reduce-scatter"``.
+        kind: ``"all-reduce"``, ``"all-gather"``, ``"reduce-scatter"`` or ``"broadcast"``.
         number: How many.
         num_bytes: Bytes of all their inputs on one rank.
     """
@@ -74,6 +78,57 @@ def channel_collectives(
             number, total = sums.get(kind, (0, 0))
             sums[kind] = number + num_micro_batches, total + num_micro_batches * num_bytes
     return tuple(Expected(kind, *sums[kind]) for kind in sorted(sums))
+
+
+def data_collectives(
+    parameter_bytes: Sequence[int],
+    buffer_bytes: int,
+    *,
+    num_ranks: int,
+    bucket_bytes: int,
+    shared_bytes: int = 0,
+    broadcasts: bool = True,
+) -> tuple[Expected, ...]:
+    """What one update communicates over the data axis.
+
+    Args:
+        parameter_bytes: Of each trainable parameter as a rank holds it, in order.
+        buffer_bytes: Of a rank's floating-point buffers.
+        num_ranks: Ranks on the data axis.
+        bucket_bytes: A bucket of gradients is closed once it holds so many bytes.
+        shared_bytes: Bytes of a rank's slice of the parameters with a sharded optimizer; 0 without.
+        broadcasts: Whether slices are shared by broadcasts, as on the CPU.
+
+    Returns:
+        One entry per kind of collective, kinds sorted; none on an axis of one.
+    """
+    if num_ranks == 1:
+        return ()
+    number = count_buckets(parameter_bytes, bucket_bytes) + 1 + (buffer_bytes > 0)
+    found = [Expected("all-reduce", number, sum(parameter_bytes) + 4 * len(parameter_bytes) + buffer_bytes)]
+    if shared_bytes and broadcasts:
+        found.append(Expected("broadcast", num_ranks, num_ranks * shared_bytes))
+    elif shared_bytes:
+        found.insert(0, Expected("all-gather", 1, shared_bytes))
+    return tuple(found)
+
+
+def count_buckets(parameter_bytes: Sequence[int], bucket_bytes: int) -> int:
+    """How many buckets gradients of these sizes are reduced in.
+
+    Args:
+        parameter_bytes: Size of each gradient, in the order of the parameters.
+        bucket_bytes: A bucket is closed once it holds so many bytes.
+
+    Returns:
+        The number of buckets of one data type.
+    """
+    number, filled = 0, 0
+    for size in parameter_bytes:
+        filled += size
+        if filled >= bucket_bytes:
+            number, filled = number + 1, 0
+    return number + (filled > 0)
 
 
 class _ClosedForm:

@@ -97,10 +97,11 @@ def dump_plan(plan: Plan) -> str:
     """Writes a plan as YAML that ``load_plan`` reads back to an equal plan."""
     content: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
-        "mesh": dict(plan.mesh.sizes),
+        "mesh": _Inline(plan.mesh.sizes),
         "opaque": plan.opaque,
         "operators": {
-            entry.pattern: {axis: _dump_choice(choice) for axis, choice in entry.axes.items()} for entry in plan.entries
+            entry.pattern: _Inline({axis: _dump_choice(choice) for axis, choice in entry.axes.items()})
+            for entry in plan.entries
         },
     }
     if plan.network is not None:
@@ -109,17 +110,25 @@ def dump_plan(plan: Plan) -> str:
             "input_shape": list(plan.network.input_shape),
             "operators": dict(plan.network.operators),
         }
-    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(
+        content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000, default_flow_style=False
+    )
+
+
+class _Inline(dict[str, Any]):
+    """A mapping that is written in one line."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes the choice for one operator in one line."""
+    """Writes lists and the choices of one operator in one line."""
 
-    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
-        node = super().represent_mapping(tag, mapping, flow_style)
-        values = mapping.values() if isinstance(mapping, Mapping) else ()
-        node.flow_style = all(not isinstance(value, dict) or len(value) < 5 for value in values) and len(mapping) < 5
-        return node
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+        return super().represent_sequence(tag, sequence, flow_style=True)
+
+
+_Dumper.add_representer(
+    _Inline, lambda dumper, data: dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=True)
+)
 
 
 def _plan_of(parsed: _PlanFile) -> Plan:
@@ -149,14 +158,14 @@ def _dump_choice(choice: Choice) -> Any:
     changed = {name: getattr(choice, name) for name, default in _DEFAULTS.items() if getattr(choice, name) != default}
     if "partition" in changed and not isinstance(choice.partition, str):
         changed["partition"] = [list(part) if isinstance(part, tuple) else part for part in choice.partition]
-    return {"split": choice.split, **changed} if changed else choice.split
+    return _Inline({"split": choice.split, **changed}) if changed else choice.split
 
 
 def _distinct(error: ValidationError) -> list[Any]:
     """One detail per setting: of a choice, either form is tried, and what is wrong with the nearer one counts."""
     found: dict[tuple[Any, ...], Any] = {}
     for detail in error.errors(include_url=False):
-        location = tuple(part for part in detail["loc"] if not str(part).startswith(("_ChoiceFile", "literal[")))
+        location = tuple(part for part in detail["loc"] if not str(part).startswith(_FORMS))
         is_text = isinstance(detail["input"], str)
         if location not in found or (detail["type"] == "literal_error") == is_text:
             found[location] = {**detail, "loc": location}
@@ -164,11 +173,17 @@ def _distinct(error: ValidationError) -> list[Any]:
     return [detail for location, detail in found.items() if location not in inner]
 
 
+_FORMS = ("_ChoiceFile", "literal[", "tuple[")
+"""How pydantic names the forms of a value that it has tried."""
+
+
 def _explain(detail: Mapping[str, Any], path: str | Path) -> ConfigError:
     where = ".".join(str(part) for part in detail["loc"])
     if detail["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return ConfigError(f"the setting '{where}' of the plan {path} is unknown")
-    expected = str(detail["msg"]).removeprefix("Input should be ")
+    expected = str(detail["msg"]).removeprefix("Input should be ").replace("dictionary", "mapping of axis to split")
+    if where.endswith("partition"):
+        expected = "contiguous, round_robin, a number of channels per rank, or a list of channels per rank"
     return ConfigError(
         f"the setting '{where}' of the plan {path} is wrong", got=repr(detail["input"]), expected=expected
     )

@@ -27,6 +27,7 @@ from convmesh.training.run_folder import RunFolder
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 8.0
 _LOG_LINES = 12
+_WORKERS = frozenset({"convmesh.training.worker", "convmesh.training.verify_worker"})
 _PORT_TAKEN = ("address already in use", "eaddrinuse", "port is already", "bind failed")
 # What a rank reports when another one left it in the middle of a collective: a consequence, not a cause.
 _CONSEQUENCES = ("connection closed", "connection reset", "connection refused", "broken pipe", "gloo", "nccl", "mccl",
@@ -54,7 +55,15 @@ class LaunchPlan:
         return " ".join([*settings, shlex.join(self.command)])
 
 
-def plan_launch(run: RunConfig, *, folder: RunFolder, mesh: Mesh, device: str, port: int | None = None) -> LaunchPlan:
+def plan_launch(
+    run: RunConfig,
+    *,
+    folder: RunFolder,
+    mesh: Mesh,
+    device: str,
+    port: int | None = None,
+    worker: str = "convmesh.training.worker",
+) -> LaunchPlan:
     """Decides how the ranks of a run are started; starts nothing.
 
     Args:
@@ -63,15 +72,16 @@ def plan_launch(run: RunConfig, *, folder: RunFolder, mesh: Mesh, device: str, p
         mesh: Its mesh.
         device: Its resolved device.
         port: The port to meet at; a free one by default.
+        worker: The module that every rank runs.
 
     Returns:
         The command line and environment.
     """
     num_threads = threads_per_rank(mesh.num_ranks)
     launcher = load_launcher(run.engine)
-    worker = (sys.executable, "-m", "convmesh.training.worker", str(folder.root), str(mesh), device, str(num_threads))
+    command = (sys.executable, "-m", worker, str(folder.root), str(mesh), device, str(num_threads))
     request = LaunchRequest(
-        num_ranks=mesh.num_ranks, port=port or free_port(), log_dir=folder.logs / "launcher", command=worker
+        num_ranks=mesh.num_ranks, port=port or free_port(), log_dir=folder.logs / "launcher", command=command
     )
     return LaunchPlan(
         command=tuple(launcher.command(request)),
@@ -179,7 +189,7 @@ class _Watch:
         try:
             process = psutil.Process(int(self._folder.rank_file(rank, "pid").read_text()))
             # A number can be given to another process after the rank has ended.
-            return process if "convmesh.training.worker" in process.cmdline() else None
+            return process if not _WORKERS.isdisjoint(process.cmdline()) else None
         except (OSError, ValueError, psutil.Error):
             return None
 

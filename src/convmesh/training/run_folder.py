@@ -43,6 +43,7 @@ class RunFolder:
         self.root = Path(root).absolute()
         self.config = self.root / "config.yaml"
         self.metrics = self.root / "metrics.jsonl"
+        self.plan = self.root / "plan.yaml"
         self.summary = self.root / "summary.json"
         self.versions = self.root / "versions.json"
         self.checkpoints = self.root / "checkpoints"

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from convmesh.config import load_config
@@ -19,11 +20,12 @@ from convmesh.training.ranks import RankPlace, find_rank
 from convmesh.training.run_folder import RunFolder, write_atomically, write_json
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], run: Callable[..., None] = run_rank) -> int:
     """Runs one rank.
 
     Args:
         arguments: Run folder, mesh, device and number of threads.
+        run: What it does, given the run, its world and folder.
 
     Returns:
         The exit code: 0, 1 for a crash, 2 for what a user can mend.
@@ -41,7 +43,7 @@ def main(arguments: list[str]) -> int:
     code = 1
     try:
         world = world_of(place, mesh=mesh, device=device, num_threads=int(num_threads))
-        run_rank(load_config(folder.config), world=world, folder=folder)
+        run(load_config(folder.config), world=world, folder=folder)
         code = 0
     except ConvMeshError as error:
         code = error.exit_code

@@ -188,21 +188,3 @@ def _without_buffer_broadcast() -> dict[str, Any]:
     """The argument that stops DDP from sending buffers in each forward; its name changed with PyTorch 2.13."""
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
-
-
-def count_buckets(parameter_bytes: Sequence[int], bucket_bytes: int) -> int:
-    """How many buckets gradients of these sizes are reduced in.
-
-    Args:
-        parameter_bytes: Size of each gradient, in the order of the parameters.
-        bucket_bytes: A bucket is closed once it holds so many bytes.
-
-    Returns:
-        The number of buckets of one data type.
-    """
-    number, filled = 0, 0
-    for size in parameter_bytes:
-        filled += size
-        if filled >= bucket_bytes:
-            number, filled = number + 1, 0
-    return number + (filled > 0)

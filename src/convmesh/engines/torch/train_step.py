@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ class TorchTrainStep:
         pixel_scale: How pixels become the network's input.
         axis: The data axis.
 
+    Attributes:
+        on_gradients: Called in every update with the reduced gradients, before they are clipped and applied.
+
     Raises:
         ModelError: If the network has nothing to train.
     """
@@ -48,6 +51,7 @@ class TorchTrainStep:
         self._device = first.device
         self._num_updates = 0
         self._counts: tuple[CollectiveCount, ...] = ()
+        self.on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None
         self._objective = Objective(
             pixel_scale,
             device=first.device,
@@ -93,6 +97,8 @@ class TorchTrainStep:
             last = micro == len(batches) - 1
             losses.append(self._backward(batch, factor=loss_scale / global_count, reduce=last))
         self._axis.count_used_parameters(self._network)
+        if self.on_gradients is not None:
+            self.on_gradients({name: p.grad for name, p in self._network.named_parameters() if p.grad is not None})
         overflow, norm = self._optimizer.step(learning_rate=learning_rate, loss_scale=loss_scale)
         if overflow:
             self._buffers.restore()
@@ -195,8 +201,20 @@ class TorchTrainStep:
         return loss.detach()
 
     def _seed(self, update_index: int, micro: int) -> None:
-        entropy = (self._run.train.seed, update_index, self._axis.position, micro)
-        torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1)))
+        seed_generators(self._run.train.seed, update_index, self._axis.position, micro)
+
+
+def seed_generators(seed: int, update_index: int, shard: int, micro: int) -> None:
+    """Seeds PyTorch's global generators for one micro-batch.
+
+    Args:
+        seed: Of the run.
+        update_index: Number of the update.
+        shard: Position on the data axis.
+        micro: Number of the micro-batch of this shard in the update.
+    """
+    entropy = (seed, update_index, shard, micro)
+    torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
 
 def _set_mode(network: nn.Module, *, training: bool) -> None:

@@ -1,0 +1,129 @@
+"""``convmesh check``: everything that is wrong with a run, before any process starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from convmesh.cli.train import ConfigArgument, EngineOption, MeshOption, PlanOption, SetOption
+from convmesh.units import format_bytes
+
+if TYPE_CHECKING:
+    from convmesh.api import PreparedRun
+    from convmesh.errors import ConvMeshError
+    from convmesh.training.planning import RunPlan
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
+RanksOption = Annotated[int | None, typer.Option(min=1, help="Number of ranks, one process each.")]
+
+
+def check(  # noqa: PLR0913, PLR0917 - one parameter per option
+    config: ConfigArgument,
+    ranks: RanksOption = None,
+    engine: EngineOption = None,
+    mesh: MeshOption = None,
+    plan: PlanOption = None,
+    set_: SetOption = None,
+    write_plan: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan, to be edited.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell everything that is wrong with a run, and how its network is split; start nothing."""
+    from convmesh import api
+
+    prepared, mistakes = api.check(
+        config, ranks=ranks, mesh=mesh, engine=engine, plan=plan, overrides=tuple(set_ or ())
+    )
+    if prepared is not None and write_plan is not None:
+        _write_plan(prepared, write_plan)
+    if as_json:
+        typer.echo(json.dumps(_as_dict(prepared, mistakes), indent=2, ensure_ascii=False))
+    elif mistakes:
+        for number, mistake in enumerate(mistakes, start=1):
+            typer.echo(f"{number}. {mistake}")
+        typer.echo(f"{len(mistakes)} {'thing needs' if len(mistakes) == 1 else 'things need'} mending.")
+    elif prepared is not None:
+        typer.echo(f"{config}: nothing is wrong on {prepared.mesh} with {prepared.run.engine} on {prepared.device}.")
+        if prepared.plan is not None:
+            typer.echo(_describe(prepared.plan))
+    if mistakes:
+        raise typer.Exit(1)
+
+
+def _write_plan(prepared: PreparedRun, path: Path) -> None:
+    from convmesh.errors import ConfigError
+    from convmesh.plan.load import dump_plan
+
+    if prepared.plan is None:
+        raise ConfigError(
+            f"there is no plan to write: {prepared.mesh} splits samples only", fix="Give a --mesh with an axis channel"
+        )
+    try:
+        path.write_text(dump_plan(prepared.plan.plan), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the plan {path} can't be written", got=error.strerror or str(error)) from None
+
+
+def _as_dict(prepared: PreparedRun | None, mistakes: tuple[ConvMeshError, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "ok": not mistakes,
+        "mistakes": [
+            {
+                "type": type(mistake).__name__,
+                "what": mistake.what,
+                "got": None if mistake.got is None else str(mistake.got),
+                "expected": None if mistake.expected is None else str(mistake.expected),
+                "fix": mistake.fix,
+            }
+            for mistake in mistakes
+        ],
+    }
+    if prepared is not None:
+        found["mesh"] = dict(prepared.mesh.sizes)
+        if prepared.plan is not None:
+            found["operators"] = _operators(prepared.plan)
+            found["collectives"] = [vars(entry) for entry in _collectives(prepared.plan)]
+    return found
+
+
+def _operators(plan: RunPlan) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": node.name,
+            "kind": node.kind,
+            "split": entry.split,
+            "before": entry.before.kind,
+            "after": entry.after.kind,
+            "output": str(entry.output),
+        }
+        for node in plan.resolved.graph
+        for entry in [plan.resolved.operators[node.name]]
+    ]
+
+
+def _collectives(plan: RunPlan) -> tuple[Any, ...]:
+    from convmesh.plan.collectives import channel_collectives
+
+    return channel_collectives(plan.resolved, position=0)
+
+
+def _describe(plan: RunPlan) -> str:
+    rows = [row for row in _operators(plan) if row["kind"] in ("convolution", "dense") or _communicates(row)]
+    width = max((len(row["name"]) for row in rows), default=0)
+    lines = []
+    for row in rows:
+        border = ", ".join(f"{row[place]} {place} it" for place in ("before", "after") if _talks(row[place]))
+        lines.append(f"  {row['name']:{width}}  {row['split']:12}  {border}".rstrip())
+    lines.append("Per micro-batch over the channel axis, on rank 0:")
+    lines += [f"  {entry.number} x {entry.kind}, {format_bytes(entry.num_bytes)}" for entry in _collectives(plan)]
+    return "\n".join(lines)
+
+
+def _communicates(row: dict[str, Any]) -> bool:
+    return _talks(row["before"]) or _talks(row["after"])
+
+
+def _talks(change: str) -> bool:
+    return change != "none"

@@ -1,0 +1,90 @@
+"""The plan of a run: by rule or from a file, checked against its network before any rank is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from convmesh.config import RunConfig
+from convmesh.data.open import DataSets
+from convmesh.engines import load_engine
+from convmesh.engines.tracing import trace
+from convmesh.errors import ConvMeshError, MistakeList, ModelError, raise_all
+from convmesh.graph import Graph
+from convmesh.mesh import Mesh
+from convmesh.plan import Plan, ResolvedPlan, resolve
+from convmesh.plan.by_rule import plan_by_rule
+from convmesh.plan.load import load_plan
+from convmesh.plan.network import network_facts, plan_mismatches
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The plan of a run and what follows from it.
+
+    Args:
+        plan: The plan, for exactly this network and mesh.
+        resolved: What becomes of each operator.
+    """
+
+    plan: Plan
+    resolved: ResolvedPlan
+
+
+def plan_run(run: RunConfig, *, mesh: Mesh, datasets: DataSets) -> RunPlan:
+    """Makes or reads the plan of a run and applies it to its network; starts nothing.
+
+    Args:
+        run: The run; ``strategy.plan`` names a plan file, or the plan is made by rule.
+        mesh: Its mesh.
+        datasets: Its data, for the shape of images and the number of classes.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ConvMeshError: If the network can't be built or read, or the plan doesn't fit it; several mistakes are listed
+            together as a ``MistakeList``.
+    """
+    graph = _trace(run, mesh, datasets)
+    mistakes: list[ConvMeshError] = [*_wrong_output(graph, datasets)]
+    plan = plan_by_rule(graph, mesh)
+    if run.strategy.plan is not None:
+        plan = load_plan(run.strategy.plan)
+        mistakes += plan_mismatches(plan, graph, mesh=mesh)
+        if mistakes:
+            raise_all(mistakes)
+    plan = replace(plan, mesh=mesh, network=network_facts(graph))
+    try:
+        resolved = resolve(graph, plan)
+    except MistakeList as found:
+        raise_all([*mistakes, *found.errors])
+        raise
+    except ConvMeshError as found:
+        raise_all([*mistakes, found])
+        raise
+    raise_all(mistakes)
+    return RunPlan(plan, resolved)
+
+
+def _trace(run: RunConfig, mesh: Mesh, datasets: DataSets) -> Graph:
+    height, width, num_channels = datasets.image_shape_HWC
+    network = load_engine(run.engine).build_network(
+        run.model, num_classes=len(datasets.class_names), num_channels=datasets.num_channels, seed=run.train.seed
+    )
+    num_samples = max(1, run.train.global_batch // (mesh.size("data") * run.strategy.accumulation))
+    return trace(network, (num_samples, num_channels, height, width))
+
+
+def _wrong_output(graph: Graph, datasets: DataSets) -> list[ConvMeshError]:
+    shapes = [graph.shape(edge) for edge in graph.outputs]
+    num_classes = len(datasets.class_names)
+    if len(shapes) == 1 and len(shapes[0]) == 2 and shapes[0][1] == num_classes:
+        return []
+    return [
+        ModelError(
+            "the network's output does not fit the classes of the data",
+            got=" and ".join(f"shape {shape}" for shape in shapes),
+            expected=f"{num_classes} scores per sample",
+            fix=f"Give its last layer {num_classes} outputs, for example 'model.args: {{num_classes: {num_classes}}}'",
+        )
+    ]
