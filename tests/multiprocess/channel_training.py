@@ -1,0 +1,127 @@
+"""Training on ranks that split a network along channels, and the same on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from convmesh.engines.contract import Batch, Engine, TrainState, World
+from convmesh.engines.torch.trace import trace
+from convmesh.engines.torch.verification import OneDevice
+from convmesh.mesh import Mesh
+from convmesh.models.torch import build
+from convmesh.models.torch.resnet import Bottleneck, ResNet
+from convmesh.plan import Plan
+from convmesh.plan.by_rule import plan_by_rule
+from convmesh.training.sync import check_sync
+from tests.multiprocess.channel_cases import on_mesh
+from tests.multiprocess.torch_cases import GLOBAL_BATCH, SCALE, micro_batches, run_config
+from tests.networks_torch import NETWORKS
+
+FULL = (GLOBAL_BATCH,) * 3
+
+
+def network_of(name: str, dtype: str) -> nn.Module:
+    """A network with equal initial weights wherever it is built."""
+    torch.manual_seed(1)
+    if name == "bottlenecks":
+        network: nn.Module = ResNet(Bottleneck, (1, 1, 1, 1), num_classes=10, small_images=True)
+    elif name == "resnet18":
+        network = build(name, num_classes=10, small_images=True)
+    else:
+        network = NETWORKS[name]() if name in NETWORKS else build("cnn-small", batch_norm=name == "cnn-small")
+    return network.to({"float32": torch.float32, "float64": torch.float64}[dtype])
+
+
+def plan_for(name: str, sizes: Mapping[str, int]) -> Plan:
+    """The plan by rule for images of 12x12 pixels, in which no layer is too small."""
+    graph = trace(network_of(name, "float32"), (4, 3, 12, 12))
+    return plan_by_rule(graph, Mesh(sizes), min_multiply_adds=0)
+
+
+def train(
+    _engine: Engine,
+    world: World,
+    *,
+    sizes: Mapping[str, int],
+    name: str,
+    dtype: str = "float32",
+    counts: Sequence[int] = FULL,
+    start: TrainState | None = None,
+    first_update: int = 0,
+    infinite_on: int | None = None,
+    loss_scale: float = 1.0,
+    **parts: dict[str, Any],
+) -> dict[str, Any]:
+    """Trains for ``len(counts)`` updates; ``parts`` are sections of the run, with the plan's path in ``strategy``."""
+    engine, placed = on_mesh(world, sizes)
+    run = run_config(**parts)
+    step = engine.build_step(network_of(name, dtype), run, pixel_scale=SCALE)
+    if start is not None:
+        step.import_state(start)
+    losses, norms, overflows, states = [], [], [], []
+    for update, count in enumerate(counts, start=first_update):
+        batches = batches_of(update, count, placed.mesh.size("data"), placed.shard, run.strategy.accumulation)
+        if infinite_on == world.rank and update == 1:
+            batches = [Batch(b.images_NHWC, b.labels_N, np.full_like(b.weights_N, 3e38)) for b in batches]
+        result = step.update(
+            batches,
+            global_count=count,
+            learning_rate=run.optimizer.learning_rate,
+            loss_scale=loss_scale,
+            update_index=update,
+        )
+        of_rank = engine.all_gather(float(result.loss_sum))
+        losses.append(sum(of_rank[rank] for rank in placed.mesh.groups("data")[0]) / count)
+        norms.append(result.gradient_norm)
+        overflows.append(result.overflow)
+        states.append(step.export_state())
+    check_sync(step.local_tensors(), all_gather=engine.all_gather, groups=placed.mesh.groups("data"))
+    evaluated = step.evaluate(batches_of(99, 8, 1, 0, 1)[0])
+    return {
+        "losses": losses,
+        "norms": norms,
+        "overflows": overflows,
+        "states": states,
+        "collectives": step.collectives(),
+        "num_parameters": step.num_parameters(),
+        "optimizer_bytes": step.optimizer_bytes(),
+        "parameter_bytes": [p.numel() * p.element_size() for p in step._network.parameters()],
+        "eval_loss": float(evaluated.loss_sum),
+    }
+
+
+def batches_of(update: int, count: int, num_shards: int, shard: int, accumulation: int) -> list[Batch]:
+    """Micro-batches of a shard."""
+    return micro_batches(update, count, num_shards=num_shards, shard=shard, accumulation=accumulation)
+
+
+def train_alone(
+    *,
+    name: str,
+    num_shards: int = 1,
+    dtype: str = "float32",
+    counts: Sequence[int] = FULL,
+    **parts: dict[str, Any],
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """The same on one device, without anything of the ranks."""
+    parts = {**parts, "strategy": {"accumulation": parts.get("strategy", {}).get("accumulation", 1)}}
+    run = run_config(**parts)
+    network = network_of(name, dtype)
+    if run.train.channels_last:
+        network.to(memory_format=torch.channels_last)
+    device = OneDevice(network, run, pixel_scale=SCALE)
+    losses = [
+        device.update(
+            [batches_of(update, count, num_shards, shard, run.strategy.accumulation) for shard in range(num_shards)],
+            count=count,
+            index=update,
+            notes=None,
+        )
+        for update, count in enumerate(counts)
+    ]
+    return losses, {key: tensor.detach().numpy() for key, tensor in network.state_dict().items()}

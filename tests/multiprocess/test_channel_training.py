@@ -1,0 +1,177 @@
+"""Runs on meshes with an axis channel equal one device, whatever else is done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from convmesh.engines.contract import Arrays
+from convmesh.plan.load import dump_plan
+from tests.multiprocess import channel_training as cases
+from tests.multiprocess.ranks import RankPool
+
+pytestmark = [pytest.mark.torch, pytest.mark.multiprocess]
+
+Pools = Callable[[str, int], RankPool]
+TRAIN = "tests.multiprocess.channel_training:train"
+MESHES = [{"data": 1, "channel": 2}, {"data": 1, "channel": 4}, {"data": 2, "channel": 2}]
+
+
+@pytest.fixture
+def run_split(rank_pool: Pools, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """Trains a network on a mesh by the plan by rule; a section ``strategy`` may be given."""
+
+    def run(sizes: Mapping[str, int], name: str, strategy: Mapping[str, Any] | None = None, **rest: Any) -> Any:
+        settings = dict(strategy or {})
+        if sizes.get("channel", 1) > 1:
+            path = tmp_path / "plan.yaml"
+            path.write_text(dump_plan(cases.plan_for(name, sizes)))
+            settings["plan"] = str(path)
+        num_ranks = int(np.prod(list(sizes.values())))
+        return rank_pool("torch", num_ranks).run(
+            TRAIN, timeout_seconds=110, sizes=sizes, name=name, strategy=settings, **rest
+        )
+
+    return run
+
+
+def difference(got: Arrays, expected: Arrays) -> tuple[float, str]:
+    """The largest difference of a tensor relative to its norm, or to a thousandth of the largest norm."""
+    assert got.keys() == expected.keys()
+    scale = 1e-3 * max(float(np.linalg.norm(value)) for value in expected.values())
+    return max(
+        (float(np.linalg.norm(got[name] - value) / max(float(np.linalg.norm(value)), scale)), name)
+        for name, value in expected.items()
+    )
+
+
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+@pytest.mark.parametrize("name", ["resnet18", "bottlenecks"])
+def test_residual_networks_equal_one_device_in_float64(
+    run_split: Callable[..., Any], sizes: Mapping[str, int], name: str
+) -> None:
+    answers = run_split(sizes, name, dtype="float64")
+    losses, expected = cases.train_alone(name=name, num_shards=sizes["data"], dtype="float64")
+    for answer in answers:
+        np.testing.assert_allclose(answer["losses"], losses, rtol=1e-9)
+        assert difference(answer["states"][-1].network, expected) < (1e-9, "")
+
+
+@pytest.mark.parametrize("sizes", [MESHES[0], MESHES[2]], ids=str)
+def test_a_residual_network_equals_one_device_in_float32(
+    run_split: Callable[..., Any], sizes: Mapping[str, int]
+) -> None:
+    parts: dict[str, Any] = {"counts": (16,) * 2, "optimizer": {"learning_rate": 0.01}}
+    alone = [
+        cases.train_alone(name="resnet18", num_shards=sizes["data"], train={"channels_last": last}, **parts)
+        for last in (True, False)
+    ]
+    losses, expected = alone[0]
+    # Another memory order is another order of sums.
+    rounding, _ = difference(alone[1][1], expected)
+    for answer in run_split(sizes, "resnet18", **parts):
+        np.testing.assert_allclose(answer["losses"], losses, rtol=1e-4)
+        assert difference(answer["states"][-1].network, expected) < (max(1e-4, 10 * rounding), "")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"strategy": {"accumulation": 2}},
+        {"strategy": {"optimizer_sharding": True}},
+        {"strategy": {"optimizer_sharding": True, "accumulation": 2}, "optimizer": {"name": "adamw", "clip_norm": 0.3}},
+        {"optimizer": {"clip_norm": 0.3}, "train": {"label_smoothing": 0.1, "channels_last": False}},
+        {"counts": (16, 16, 3), "strategy": {"bucket_bytes": 4000}},
+    ],
+    ids=["accumulation", "sharded", "sharded-adamw-clipped", "clipped", "ragged"],
+)
+def test_what_is_combined_with_split_channels_stays_exact(run_split: Callable[..., Any], parts: dict[str, Any]) -> None:
+    answers = run_split({"data": 2, "channel": 2}, "cnn-small", dtype="float64", **parts)
+    losses, expected = cases.train_alone(name="cnn-small", num_shards=2, dtype="float64", **parts)
+    for answer in answers:
+        np.testing.assert_allclose(answer["losses"], losses, rtol=1e-9)
+        assert difference(_learned(answer["states"][-1].network), _learned(expected)) < (1e-9, "")
+    if parts.get("optimizer", {}).get("clip_norm"):
+        assert answers[0]["norms"][0] > 0.3
+        assert len({answer["norms"][0] for answer in answers}) == 1
+
+
+def _learned(tensors: Arrays) -> Arrays:
+    return {name: value for name, value in tensors.items() if not name.endswith("num_batches_tracked")}
+
+
+def test_each_rank_holds_its_part_of_parameters_and_optimizer(run_split: Callable[..., Any]) -> None:
+    whole = run_split({"data": 1}, "resnet18", counts=(16,))[0]
+    for answer in run_split({"data": 1, "channel": 2}, "resnet18", counts=(16,)):
+        assert answer["num_parameters"] == whole["num_parameters"]
+        # All but the bias of the last layer is split.
+        assert sum(answer["parameter_bytes"]) == sum(whole["parameter_bytes"]) // 2 + 20
+        assert answer["optimizer_bytes"] == whole["optimizer_bytes"] // 2 + 20
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_an_overflow_on_any_rank_skips_the_update_everywhere(run_split: Callable[..., Any], rank: int) -> None:
+    answers = run_split(
+        {"data": 2, "channel": 2},
+        "cnn-small",
+        strategy={"optimizer_sharding": True},
+        precision={"compute": "float16"},
+        infinite_on=rank,
+        loss_scale=1024.0,
+    )
+    for answer in answers:
+        assert answer["overflows"] == [False, True, False]
+        first, skipped, last = answer["states"]
+        assert [state.num_updates for state in answer["states"]] == [1, 1, 2]
+        for name, value in first.network.items():
+            np.testing.assert_array_equal(skipped.network[name], value, err_msg=name)
+        assert all(np.isfinite(value).all() for value in last.network.values())
+    for answer in answers[1:]:
+        for name, value in answers[0]["states"][-1].network.items():
+            np.testing.assert_array_equal(answer["states"][-1].network[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+def test_half_types_come_near(run_split: Callable[..., Any], compute: str) -> None:
+    parts: dict[str, Any] = {"precision": {"compute": compute}, "optimizer": {"learning_rate": 0.01}}
+    answers = run_split({"data": 1, "channel": 2}, "cnn-small", **parts)
+    losses, expected = cases.train_alone(name="cnn-small", **parts)
+    np.testing.assert_allclose(answers[0]["losses"], losses, rtol=2e-2)
+    assert difference(answers[0]["states"][-1].network, expected) < (5e-2, "")
+    whole = run_split({"data": 1, "channel": 2}, "cnn-small", optimizer={"learning_rate": 0.01})[0]
+    sent = {count.kind: count.num_bytes for count in whole["collectives"] if count.purpose == "activations"}
+    for count in answers[0]["collectives"]:
+        if count.purpose == "activations":
+            assert 2 * count.num_bytes == sent[count.kind]
+
+
+def test_a_state_goes_on_on_another_mesh(run_split: Callable[..., Any]) -> None:
+    parts: dict[str, Any] = {
+        "dtype": "float64",
+        "optimizer": {"name": "adamw", "learning_rate": 0.01},
+        "train": {"weight_average": 0.5},
+    }
+    sharded = {"optimizer_sharding": True}
+    four, mixed, split = ({"data": 4}, sharded), ({"data": 2, "channel": 2}, sharded), ({"data": 1, "channel": 4}, {})
+    # Without batch norm the number of shards doesn't matter.
+    whole = run_split({"data": 1}, "plain", counts=(16,) * 4, **parts)[0]["states"][-1]
+    for (first, first_strategy), others in (
+        (four, [mixed]),
+        (mixed, [four, split, ({"data": 1}, {})]),
+        (split, [mixed]),
+    ):
+        half = run_split(first, "plain", strategy=first_strategy, counts=(16,) * 2, **parts)[0]["states"][-1]
+        for then, strategy in others:
+            answers = run_split(then, "plain", strategy=strategy, counts=(16,) * 2, start=half, first_update=2, **parts)
+            for answer in answers:
+                end = answer["states"][-1]
+                assert end.num_updates == 4
+                assert difference(end.network, whole.network) < (1e-9, "")
+                assert difference(end.optimizer, whole.optimizer) < (1e-9, "")
+                assert difference(end.average, whole.average) < (1e-9, "")
