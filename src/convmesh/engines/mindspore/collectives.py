@@ -127,17 +127,31 @@ def enable_fusion() -> None:
 
 def data_axis(world: World) -> DataAxis:
     """The data axis of a rank; every rank makes all groups of the axis, in the same order."""
-    size = world.mesh.size("data")
+    position, size, group, first_rank = place_on_axis(world, "data")
+    return DataAxis(position=position, size=size, group=group, first_rank=first_rank)
+
+
+def place_on_axis(world: World, axis: str) -> tuple[int, int, str | None, int]:
+    """Makes all groups of an axis, in the same order on every rank.
+
+    Args:
+        world: Of this rank.
+        axis: An axis of the mesh.
+
+    Returns:
+        This rank's position, the size of the axis, the name of the group (None for all ranks) and its first rank.
+    """
+    size = world.mesh.size(axis)
     if size == world.num_ranks:
-        return DataAxis(position=world.rank, size=size)
-    axis = DataAxis()
-    for ranks in world.mesh.groups("data"):
-        name = f"convmesh_data_{ranks[0]}"
+        return world.rank, size, None, 0
+    place: tuple[int, int, str | None, int] = (0, 1, None, 0)
+    for ranks in world.mesh.groups(axis):
+        name = f"convmesh_{axis}_{ranks[0]}"
         if len(ranks) > 1:
             communication.create_group(name, list(ranks))
         if world.rank in ranks:
-            axis = DataAxis(position=ranks.index(world.rank), size=len(ranks), group=name, first_rank=ranks[0])
-    return axis
+            place = ranks.index(world.rank), len(ranks), name if len(ranks) > 1 else None, ranks[0]
+    return place
 
 
 def gather_values(value: Any) -> list[Any]:

@@ -1,0 +1,340 @@
+"""The channel axis in MindSpore's graphs: gathering, summing and scattering channels, exact for any index lists.
+
+MindSpore on CPU has no all-gather or reduce-scatter on groups. There, an all-gather is an all-reduce of own channels
+within zeros, and a reduce-scatter an all-reduce of which a rank keeps its own channels: twice the bytes on two ranks.
+On Ascend and GPU the operators of these names are used where all parts are of one size.
+
+What a rank sends is matched by its order alone, and MindSpore orders the collectives of a graph by the graph. So the
+graphs of all ranks must have one structure: a rank's channels are fixed numbers in it (padding, indices, offsets),
+never other operators. `graph_record` makes sure of it whenever a graph was compiled.
+
+Legend: N samples, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from convmesh.engines.contract import World
+from convmesh.engines.mindspore.collectives import DataAxis, place_on_axis
+from convmesh.errors import ModelError
+from convmesh.plan import CHANNEL
+from convmesh.plan.partitions import Lists
+
+KIND, OWN, ALL = "convmesh_kind", "convmesh_own", "convmesh_all"
+"""Attributes of each collective in a graph: what it stands for, and the share of its tensor that is meant to travel."""
+
+
+class ChannelAxis(DataAxis):
+    """The ranks that see the same samples and hold different channels.
+
+    Args:
+        position: Of this rank on the axis.
+        size: Ranks on the axis.
+        group: Name of their group; None for all ranks of the run.
+        first_rank: Rank of position 0.
+        native: Whether the device has all-gather and reduce-scatter on groups.
+    """
+
+    def __init__(
+        self,
+        *,
+        position: int = 0,
+        size: int = 1,
+        group: str | None = None,
+        first_rank: int = 0,
+        native: bool = False,
+    ) -> None:
+        super().__init__(position=position, size=size, group=group, first_rank=first_rank)
+        self.native = native
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ChannelAxis:
+        return self  # A copy of a network talks to the same ranks.
+
+    def collective(self, operator: str, kind: str, *, share: tuple[int, int] = (1, 1)) -> Any:
+        """A collective for use in a graph, marked for `graph_record.collectives_of`.
+
+        Args:
+            operator: ``"AllReduce"``, ``"AllGather"`` or ``"ReduceScatter"``.
+            kind: What it stands for: ``"all-reduce"``, ``"all-gather"`` or ``"reduce-scatter"``.
+            share: What part of its input is meant to travel: so many of so many channels.
+
+        Returns:
+            The operator.
+        """
+        make = getattr(ops, operator)
+        made = make() if self._group is None else make(group=self._group)
+        for name, value in ((KIND, kind), (OWN, share[0]), (ALL, share[1])):
+            made.add_prim_attr(name, value)
+        return made
+
+    def own(self, whole: np.ndarray, lists: Lists, *, dim: int) -> np.ndarray:
+        """This rank's part of a whole array, as an array of its own."""
+        return np.ascontiguousarray(whole.take(lists[self.position], axis=dim))
+
+    def gather(self, arrays: Sequence[tuple[np.ndarray, Lists, int]]) -> list[np.ndarray]:
+        """Whole arrays from every rank's parts; all ranks of the axis must call.
+
+        Args:
+            arrays: Of each array this rank's part in float32, the indices of each rank, and the dim that is split.
+
+        Returns:
+            The whole arrays, bit for bit but for the sign of zeros.
+        """
+        spread = [_within_zeros(part, lists, dim, self.position) for part, lists, dim in arrays]
+        flat = np.concatenate([array.reshape(-1) for array in spread]) if spread else np.zeros(0, np.float32)
+        total = np.empty_like(flat)
+        for start in range(0, len(flat), _CHUNK):
+            chunk = np.zeros(_CHUNK, np.float32)
+            chunk[: len(flat) - start] = flat[start : start + _CHUNK]
+            total[start : start + _CHUNK] = self._sum(Tensor(chunk)).asnumpy()[: len(flat) - start]
+        ends = np.cumsum([array.size for array in spread])[:-1]
+        pieces = np.split(total, ends) if spread else []
+        return [piece.reshape(array.shape) for piece, array in zip(pieces, spread, strict=True)]
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        if not hasattr(self, "_summing"):
+            self._summing = Sum(self)
+        return self._summing(tensor)
+
+
+_CHUNK = 2**20
+"""Elements of whole arrays that are gathered at once: one graph for arrays of all shapes."""
+
+
+def channel_axis(world: World) -> ChannelAxis | None:
+    """The channel axis of a rank, None if there is none; every rank makes all groups of the axis, in the same order."""
+    if world.mesh.size(CHANNEL) == 1:
+        return None
+    position, size, group, first_rank = place_on_axis(world, CHANNEL)
+    return ChannelAxis(position=position, size=size, group=group, first_rank=first_rank, native=world.device != "cpu")
+
+
+class Keep(nn.Cell):
+    """The tensor itself."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+
+    def construct(self, x: Tensor) -> Tensor:
+        """The input."""
+        return x
+
+
+class Sum(nn.Cell):
+    """The sum of all ranks' tensors.
+
+    Args:
+        axis: The channel axis.
+    """
+
+    def __init__(self, axis: ChannelAxis) -> None:
+        super().__init__(auto_prefix=False)
+        self.sum = axis.collective("AllReduce", "all-reduce")
+
+    def construct(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' inputs."""
+        return self.sum(x)
+
+
+class Own(nn.Cell):
+    """This rank's channels of a whole tensor.
+
+    Args:
+        axis: The channel axis.
+        lists: Channels of each rank.
+    """
+
+    def __init__(self, axis: ChannelAxis, lists: Lists) -> None:
+        super().__init__(auto_prefix=False)
+        own = lists[axis.position]
+        self.num_whole = sum(map(len, lists))
+        self.in_order = in_order(lists)
+        self.first, self.count = own[0], len(own)
+        self.indices = Tensor(np.array(own, np.int32))
+        self.slice = ops.Slice()
+        self.pick = ops.Gather()
+
+    def construct(self, whole: Tensor) -> Tensor:
+        """Own channels, shape (N, own channels, ...)."""
+        check_channels(whole.shape, self.num_whole)
+        if self.in_order:
+            begin, size = box(whole.shape, self.first, self.count)
+            return self.slice(whole, begin, size)
+        return self.pick(whole, self.indices, 1)
+
+
+class Spread(nn.Cell):
+    """This rank's channels within zeros of the whole's shape.
+
+    Args:
+        axis: The channel axis.
+        lists: Channels of each rank.
+        num_dims: Dims of the tensor.
+    """
+
+    def __init__(self, axis: ChannelAxis, lists: Lists, num_dims: int) -> None:
+        super().__init__(auto_prefix=False)
+        own, size = lists[axis.position], sum(map(len, lists))
+        self.count = len(own)
+        self.in_order = in_order(lists)
+        borders = (own[0], size - own[0] - len(own)) if self.in_order else (0, 1)
+        self.pad = ops.Pad(((0, 0), borders, *[(0, 0)] * (num_dims - 2)))
+        places = np.full(size, len(own), np.int32)
+        places[list(own)] = np.arange(len(own))
+        self.places = Tensor(places)
+        self.pick = ops.Gather()
+
+    def construct(self, part: Tensor) -> Tensor:
+        """Shape (N, C, ...)."""
+        check_channels(part.shape, self.count)
+        padded = self.pad(part)
+        return padded if self.in_order else self.pick(padded, self.places, 1)
+
+
+class Gather(nn.Cell):
+    """The whole tensor from every rank's channels.
+
+    Args:
+        axis: The channel axis.
+        lists: Channels of each rank.
+        num_dims: Dims of the tensor.
+    """
+
+    def __init__(self, axis: ChannelAxis, lists: Lists, num_dims: int) -> None:
+        super().__init__(auto_prefix=False)
+        own, size = lists[axis.position], sum(map(len, lists))
+        self.native = axis.native and len({len(part) for part in lists}) == 1
+        self.in_order = in_order(lists)
+        if self.native:
+            self.gather = axis.collective("AllGather", "all-gather")
+            self.num_ranks, self.count = len(lists), len(own)
+            self.to_whole = Tensor(np.argsort(np.concatenate(lists)).astype(np.int32))
+            self.pick = ops.Gather()
+        else:
+            hide(self, spread=Spread(axis, lists, num_dims))
+            self.sum = axis.collective("AllReduce", "all-gather", share=(len(own), size))
+
+    def construct(self, part: Tensor) -> Tensor:
+        """Shape (N, C, ...)."""
+        if not self.native:
+            return self.sum(self.spread(part))
+        check_channels(part.shape, self.count)
+        apart, order, shape = joined_shapes(part.shape, self.num_ranks)
+        joined = ops.reshape(ops.transpose(ops.reshape(self.gather(part), apart), order), shape)
+        return joined if self.in_order else self.pick(joined, self.to_whole, 1)
+
+
+class ReduceScatter(nn.Cell):
+    """This rank's channels of the sum of all ranks' tensors.
+
+    Args:
+        axis: The channel axis.
+        lists: Channels of each rank.
+    """
+
+    def __init__(self, axis: ChannelAxis, lists: Lists) -> None:
+        super().__init__(auto_prefix=False)
+        self.native = axis.native and len({len(part) for part in lists}) == 1
+        self.in_order = in_order(lists)
+        if self.native:
+            self.scatter = axis.collective("ReduceScatter", "reduce-scatter")
+            self.num_ranks = len(lists)
+            self.num_whole = sum(map(len, lists))
+            self.to_parts = Tensor(np.concatenate(lists).astype(np.int32))
+            self.pick = ops.Gather()
+        else:
+            hide(self, own=Own(axis, lists))
+            self.sum = axis.collective("AllReduce", "reduce-scatter")
+
+    def construct(self, partial: Tensor) -> Tensor:
+        """Shape (N, own channels, ...)."""
+        if not self.native:
+            return self.own(self.sum(partial))
+        check_channels(partial.shape, self.num_whole)
+        parts = partial if self.in_order else self.pick(partial, self.to_parts, 1)
+        apart, order, shape = parted_shapes(partial.shape, self.num_ranks)
+        return self.scatter(ops.reshape(ops.transpose(ops.reshape(parts, apart), order), shape))
+
+
+def hide(cell: nn.Cell, **children: Any) -> None:
+    """Gives a cell others to compute with that don't show among its cells: precision and names leave them alone."""
+    for name, child in children.items():
+        object.__setattr__(cell, name, child)
+
+
+def in_order(lists: Lists) -> bool:
+    """Whether the ranks' lists, joined, count up from 0."""
+    return [index for own in lists for index in own] == list(range(sum(map(len, lists))))
+
+
+@ops.constexpr
+def check_channels(shape: tuple[int, ...], num_channels: int) -> None:
+    """Refuses, while a graph is compiled, a tensor that code before has brought into another shape than on one device.
+
+    Args:
+        shape: (N, channels, ...).
+        num_channels: What this rank should hold.
+
+    Raises:
+        ModelError: If it has another number of channels.
+    """
+    if len(shape) < 2 or shape[1] != num_channels:
+        raise ModelError(
+            "a tensor has not the channels that the plan gives this rank",
+            got=f"shape {tuple(shape)}",
+            expected=f"{num_channels} channels",
+            fix="Look for a reshape to fixed numbers in construct: take them from x.shape, or use flatten",
+        )
+
+
+@ops.constexpr
+def box(shape: tuple[int, ...], first: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Begin and size of a slice of ``count`` channels."""
+    return (0, first, *[0] * (len(shape) - 2)), (shape[0], count, *shape[2:])
+
+
+Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+@ops.constexpr
+def joined_shapes(part: tuple[int, ...], num_ranks: int) -> Shapes:
+    """From parts one after the other along the samples to parts along the channels: reshape, transpose, reshape.
+
+    Args:
+        part: (N, own channels, ...).
+        num_ranks: The number of parts.
+
+    Returns:
+        Shape with the ranks apart, order of its dims, and shape of the whole.
+    """
+    order = (1, 0, *range(2, len(part) + 1))
+    return (num_ranks, *part), order, (part[0], num_ranks * part[1], *part[2:])
+
+
+@ops.constexpr
+def parted_shapes(whole: tuple[int, ...], num_ranks: int) -> Shapes:
+    """From parts along the channels to parts one after the other along the samples: reshape, transpose, reshape.
+
+    Args:
+        whole: (N, C, ...).
+        num_ranks: The number of parts.
+
+    Returns:
+        Shape with the ranks apart, order of its dims, and shape of the joined parts.
+    """
+    own = whole[1] // num_ranks
+    order = (1, 0, *range(2, len(whole) + 1))
+    return (whole[0], num_ranks, own, *whole[2:]), order, (num_ranks * whole[0], own, *whole[2:])
+
+
+def _within_zeros(part: np.ndarray, lists: Lists, dim: int, position: int) -> np.ndarray:
+    shape = list(part.shape)
+    shape[dim] = sum(map(len, lists))
+    whole = np.zeros(shape, np.float32)
+    whole[(slice(None),) * dim + (list(lists[position]),)] = part
+    return whole

@@ -1,0 +1,233 @@
+"""Convolution and dense layer split along channels, whatever cell they replace.
+
+What is computed comes from the operator's attributes, not from the cell, so that any cell that is nothing but one
+convolution or dense layer can be replaced. Channels are dim 1 of inputs and outputs; weights hold this rank's part, in
+the layout that they have in the cell: a 1-D convolution's is that of a 2-D one with one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mindspore import Parameter, Tensor, nn, ops
+
+from convmesh.engines.mindspore.channel_axis import ChannelAxis, Gather, ReduceScatter, Spread, hide
+from convmesh.engines.mindspore.redistribution import redistribution
+from convmesh.graph import Node
+from convmesh.plan import Resolved
+
+
+class ShardedWeighted(nn.Cell):
+    """A convolution or dense layer of which this rank has a part of the weight.
+
+    Args:
+        node: The operator.
+        resolved: What becomes of it.
+        axis: The channel axis.
+        parameters: Its parameters by name, this rank's part.
+    """
+
+    def __init__(
+        self, node: Node, resolved: Resolved, axis: ChannelAxis, parameters: Mapping[str, Parameter | None]
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        for name, parameter in parameters.items():
+            self.insert_param_to_cell(name, parameter, check_name_contain_dot=False)
+        roles = {entry.role: entry.name.rpartition(".")[2] for entry in node.parameters}
+        weight, bias = parameters[roles["weight"]], parameters.get(roles.get("bias", ""))
+        if weight is None:
+            raise AssertionError("unreachable: a weighted operator has a weight")
+        num_dims = len(node.shape)
+        operator = operator_of(node, weight, groups=_local_groups(node, resolved, axis))
+        self.gathers_again = resolved.before.kind == "gather_sum" and not resolved.keep_input
+        before: nn.Cell = redistribution(resolved.before, axis, num_dims=num_dims)
+        if self.gathers_again:
+            before = GatheredAgain(operator, resolved, axis, num_dims=num_dims, learns=bool(weight.requires_grad))
+        after = redistribution(resolved.after, axis, num_dims=num_dims)
+        hide(self, kernel=weight, shift=bias, before=before, after=after, operator=operator)
+        self.has_bias = bias is not None
+        self.adds_bias_last = resolved.split == "in_channels"
+        self.bias_shape = (1, -1, *[1] * (num_dims - 2))
+        self.text = f"{node.name}, {resolved.split}"
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Computes this rank's part.
+
+        Args:
+            x: (N, channels, ...) as the plan places it.
+
+        Returns:
+            (N, channels, ...) as the plan places it.
+        """
+        y = self.before(x, self.kernel) if self.gathers_again else self.operator(self.before(x), self.kernel)
+        if self.has_bias and not self.adds_bias_last:
+            y = y + ops.reshape(self.shift, self.bias_shape)
+        y = self.after(y)
+        if self.has_bias and self.adds_bias_last:
+            y = y + ops.reshape(self.shift, self.bias_shape)
+        return y
+
+    def extend_repr(self) -> str:
+        """The operator and its split."""
+        return self.text
+
+
+class GatheredAgain(nn.Cell):
+    """Gathers the input, computes own outputs, and forgets the whole input until the backward gathers it again.
+
+    Args:
+        operator: The function of input and weight.
+        resolved: What becomes of the operator.
+        axis: The channel axis.
+        num_dims: Dims of the input.
+        learns: Whether the weight takes a gradient; without one the backward needs no values of the input.
+    """
+
+    def __init__(
+        self, operator: nn.Cell, resolved: Resolved, axis: ChannelAxis, *, num_dims: int, learns: bool
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        lists = resolved.before.source
+        again = Gather(axis, lists, num_dims) if learns else Spread(axis, lists, num_dims)
+        hide(
+            self,
+            operator=operator,
+            gather=Gather(axis, lists, num_dims),
+            again=again,
+            scatter=ReduceScatter(axis, lists),
+        )
+        self.differentiate = ops.GradOperation(get_all=True, sens_param=True)
+        self.depend = ops.Depend()
+
+    def construct(self, part: Tensor, weight: Tensor) -> Tensor:
+        """Own outputs from own inputs.
+
+        Args:
+            part: (N, own channels, ...).
+            weight: This rank's part.
+
+        Returns:
+            (N, own output channels, ...).
+        """
+        return self.operator(self.gather(part), weight)
+
+    def bprop(self, part: Tensor, weight: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of input and weight.
+
+        Args:
+            part: The input.
+            weight: The weight.
+            out: The output.
+            dout: Its gradient.
+
+        Returns:
+            The gradient of the input, summed and scattered, and that of this rank's part of the weight.
+        """
+        # Without the dependence the compiler finds that it has gathered this before, and keeps it.
+        whole = self.again(self.depend(part, dout))
+        of_whole, of_weight = self.differentiate(self.operator)(whole, weight, dout)
+        # All ranks gather before they scatter, though nothing needs it: the order of what they send must be one.
+        return self.scatter(self.depend(of_whole, whole)), of_weight
+
+
+class Convolution(nn.Cell):
+    """A convolution as a function of input and weight.
+
+    Args:
+        attributes: As `convmesh.graph.kinds.convolution` makes them.
+        weight: This rank's part; only its shape counts.
+        groups: Groups of this rank.
+        output_size: Pixels of the output, per spatial dim.
+    """
+
+    def __init__(
+        self, attributes: Mapping[str, Any], weight: Parameter, *, groups: int, output_size: tuple[int, ...]
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        num_lifted = len(weight.shape) - 2 - len(output_size)
+        self.is_lifted = num_lifted > 0
+        self.is_transposed = bool(attributes["transposed"])
+        self.size = (1,) * num_lifted + output_size
+        pads = [0, 0] * num_lifted + [size for pair in attributes["padding"] for size in pair]
+        self.num_out = weight.shape[1] * groups if self.is_transposed else weight.shape[0]
+        self.convolve = _primitive(
+            weight.shape,
+            pads=tuple(pads),
+            stride=(1,) * num_lifted + tuple(attributes["stride"]),
+            dilation=(1,) * num_lifted + tuple(attributes["dilation"]),
+            groups=groups,
+            transposed=self.is_transposed,
+        )
+
+    def construct(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The output without bias.
+
+        Args:
+            x: (N, channels, ...).
+            weight: In the layout of MindSpore's cells.
+
+        Returns:
+            (N, output channels, ...).
+        """
+        if self.is_lifted:
+            x = ops.expand_dims(x, 2)
+        if self.is_transposed:
+            y = self.convolve(x, weight, (x.shape[0], self.num_out, *self.size))
+        else:
+            y = self.convolve(x, weight)
+        return ops.squeeze(y, 2) if self.is_lifted else y
+
+
+class Dense(nn.Cell):
+    """A dense layer as a function of input (N, in) and weight (out, in)."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.multiply = ops.MatMul(transpose_b=True)
+
+    def construct(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The output without bias, shape (N, out)."""
+        return self.multiply(x, weight)
+
+
+def operator_of(node: Node, weight: Parameter, *, groups: int = 1) -> nn.Cell:
+    """The function that a convolution or dense layer computes on one rank, of its input and weight."""
+    if node.kind == "dense":
+        return Dense()
+    return Convolution(node.attributes, weight, groups=groups, output_size=tuple(node.shape[2:]))
+
+
+def _primitive(
+    shape: tuple[int, ...],
+    *,
+    pads: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    transposed: bool,
+) -> Any:
+    settings: dict[str, Any] = {
+        "kernel_size": tuple(shape[2:]),
+        "pad_mode": "pad",
+        "pad": pads,
+        "stride": stride,
+        "dilation": dilation,
+        "group": groups,
+    }
+    if len(shape) == 5:
+        if transposed:
+            return ops.Conv3DTranspose(in_channel=shape[0], out_channel=shape[1] * groups, mode=1, **settings)
+        return ops.Conv3D(out_channel=shape[0], mode=1, **settings)
+    if transposed:
+        return ops.Conv2DTranspose(out_channel=shape[0], mode=1, **settings)
+    return ops.Conv2D(out_channel=shape[0], mode=1, **settings)
+
+
+def _local_groups(node: Node, resolved: Resolved, axis: ChannelAxis) -> int:
+    groups = int(node.attributes.get("groups", 1))
+    if resolved.split != "groups":
+        return groups
+    weight = next(entry for entry in node.parameters if entry.role == "weight")
+    shard = resolved.shards[weight.name]
+    return groups * len(shard.lists[axis.position]) // sum(map(len, shard.lists))

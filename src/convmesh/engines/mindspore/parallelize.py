@@ -1,0 +1,183 @@
+"""Splitting a network along channels: cells are replaced in place, by others of the same name.
+
+Parameters are cut where they lie: each stays the object that it is and gets this rank's part as its value, so that
+whoever refers to it has the part.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+
+from convmesh.engines.mindspore.channel_axis import ChannelAxis, hide
+from convmesh.engines.mindspore.channel_split import ChannelSplit, note_split, split_of
+from convmesh.engines.mindspore.layers import ShardedWeighted
+from convmesh.engines.mindspore.layers_local import ShardedDropout, narrow_norm
+from convmesh.engines.mindspore.redistribution import redistribution
+from convmesh.engines.mindspore.state import named_parameters
+from convmesh.engines.mindspore.trace import trace
+from convmesh.errors import ConfigError, ConvMeshError, ModelError, raise_all
+from convmesh.graph import Edge, Node
+from convmesh.plan import CHANNEL, Plan, Resolved, ResolvedPlan, resolve
+from convmesh.plan.network import plan_mismatches
+from convmesh.plan.placement import ParameterShard, Shard
+from convmesh.plan.weighted import WEIGHTED
+
+
+def parallelize(network: nn.Cell, plan: Plan, *, axis: ChannelAxis, num_samples: int = 2) -> nn.Cell:
+    """Splits a network along the axis ``channel``; all ranks call it with equal networks.
+
+    Args:
+        network: Changed in place; its parameters and buffers are equal on all ranks.
+        plan: The plan; it must note the network that it was made for.
+        axis: The channel axis.
+        num_samples: Samples with which the network is read; any number that it takes.
+
+    Returns:
+        The network.
+
+    Raises:
+        ConfigError: If the plan does not fit the ranks.
+        ModelError: If the network is not the plan's, or can't be split so.
+        MistakeList: If several things are wrong.
+    """
+    if plan.network is None:
+        raise ConfigError("the plan does not say what network it is for", fix="Make it with plan_by_rule(graph, mesh)")
+    if split_of(network) is not None:
+        raise ModelError("the network is split already", fix="Build it anew")
+    graph = trace(network, (num_samples, *plan.network.input_shape))
+    raise_all(plan_mismatches(plan, graph, mesh=plan.mesh))
+    if plan.mesh.size(CHANNEL) == 1:
+        return network
+    resolved = resolve(graph, plan)
+    raise_all(refusals(network, resolved))
+    return apply(network, resolved, axis)
+
+
+def refusals(network: nn.Cell, resolved: ResolvedPlan) -> list[ConvMeshError]:
+    """What of a resolved plan can't be done with the cells of a network.
+
+    Args:
+        network: Not changed.
+        resolved: The plan, applied to the graph of this network.
+
+    Returns:
+        One error per cell.
+    """
+    cells = dict(network.cells_and_names())
+    return [
+        error
+        for node in resolved.graph
+        for error in _refusals(node, resolved.operators[node.name], cells.get(node.module, network))
+    ]
+
+
+def apply(network: nn.Cell, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.Cell:
+    """Replaces what a resolved plan splits.
+
+    Args:
+        network: Changed in place; ``refusals`` has found nothing.
+        resolved: The plan, applied to the graph of this network.
+        axis: The channel axis.
+
+    Returns:
+        The network.
+    """
+    cells = dict(network.cells_and_names())
+    shards = _cut_parameters(network, resolved, axis)
+    for node in resolved.graph:
+        entry = resolved.operators[node.name]
+        if node.kind in WEIGHTED and entry.split != "whole":
+            _replace(cells, node.module, ShardedWeighted(node, entry, axis, dict(cells[node.module]._params)))
+            continue
+        taken = _taken(entry)
+        if isinstance(taken, Shard):
+            if node.kind == "dropout":
+                _replace(cells, node.module, ShardedDropout(cells[node.module], taken, axis, node))
+            elif node.kind in ("batch_norm", "group_norm", "instance_norm"):
+                narrow_norm(cells[node.module], taken, axis)
+        if entry.before.kind != "none" or entry.after.kind != "none":
+            _change_at_border(cells[node.module], node, resolved, axis)
+    for cell in cells.values():
+        cell.compile_cache.clear()  # What was compiled before is of the whole network.
+    note_split(network, ChannelSplit(resolved, axis, shards))
+    return network
+
+
+def _taken(entry: Resolved) -> Any:
+    """Where an operator takes its input, if it works on own channels."""
+    if entry.split != "channels":
+        return None
+    if entry.after.kind == "none":
+        return entry.output
+    return Shard(entry.after.source) if entry.after.source else None
+
+
+def _refusals(node: Node, entry: Resolved, cell: nn.Cell) -> Iterator[ConvMeshError]:
+    if node.kind in WEIGHTED and entry.split != "whole":
+        own = {parameter.name.rpartition(".")[2] for parameter in node.parameters}
+        surplus = sorted({name.partition(".")[0] for name in _names_below(cell)} - own)
+        if surplus:
+            yield ModelError(
+                f"{node.name} can't be replaced: its cell holds more than the operator needs", got=", ".join(surplus)
+            )
+    if entry.split == "channels" and node.kind == "group_norm" and not isinstance(cell, nn.GroupNorm):
+        yield ModelError(
+            f"{node.name} can't normalise own channels: it is no nn.GroupNorm",
+            got=type(cell).__name__,
+            fix="Use nn.GroupNorm, or keep the layers before it whole",
+        )
+    if entry.split == "channels" and node.kind == "dropout" and not isinstance(cell, nn.Dropout):
+        yield ModelError(
+            f"{node.name} can't drop own channels only: it is no nn.Dropout",
+            got=type(cell).__name__,
+            fix="Use nn.Dropout, or keep the layers before it whole",
+        )
+
+
+def _names_below(cell: nn.Cell) -> list[str]:
+    return list(named_parameters(cell))
+
+
+def _cut_parameters(network: nn.Cell, resolved: ResolvedPlan, axis: ChannelAxis) -> dict[str, ParameterShard]:
+    named = named_parameters(network)
+    shards = resolved.parameters
+    for name, shard in shards.items():
+        _cut(named[name], axis.own(named[name].asnumpy(), shard.lists, dim=shard.dim))
+    return shards
+
+
+def _cut(parameter: Parameter, part: np.ndarray) -> None:
+    parameter.set_data(Tensor(part, parameter.dtype), slice_shape=True)
+
+
+def _replace(cells: dict[str, nn.Cell], path: str, cell: nn.Cell) -> None:
+    old = cells[path]
+    cell.set_train(old.training)
+    where, _, leaf = path.rpartition(".")
+    parent = cells[where]
+    # Not by setattr, which would give the parameters a second prefix.
+    parent._cells[leaf] = cell
+    if hasattr(parent, "cell_list"):
+        parent.cell_list = list(parent._cells.values())
+    cells[path] = cell
+
+
+def _change_at_border(cell: nn.Cell, node: Node, resolved: ResolvedPlan, axis: ChannelAxis) -> None:
+    entry, graph = resolved.operators[node.name], resolved.graph
+    source = graph.shape(node.inputs[0] if node.inputs else Edge(node.name))
+    hide(
+        cell,
+        convmesh_construct=cell.construct,
+        convmesh_before=redistribution(entry.before, axis, num_dims=len(source)),
+        convmesh_after=redistribution(entry.after, axis, num_dims=len(node.shape)),
+        construct=types.MethodType(_changed_construct, cell),
+    )
+
+
+def _changed_construct(self, x, *others):  # type: ignore[no-untyped-def]
+    return self.convmesh_after(self.convmesh_construct(self.convmesh_before(x), *others))
