@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from convmesh.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from convmesh.api import PreparedRun, TrainResult, prepare, train
+    from convmesh.api import PreparedRun, TrainResult, check, prepare, train, verify
     from convmesh.config import RunConfig, config_schema, load_config
     from convmesh.config.reference import config_reference
     from convmesh.data.adapters import ShardBatches, ShardIds
@@ -24,9 +24,19 @@ if TYPE_CHECKING:
     from convmesh.geometry import ChannelPartition
     from convmesh.graph import Graph
     from convmesh.mesh import Mesh
+    from convmesh.plan import Plan
+    from convmesh.plan.by_rule import plan_by_rule
+    from convmesh.plan.load import dump_plan, load_plan
     from convmesh.report.doctor import DoctorReport, doctor
     from convmesh.report.html import write_report
-    from convmesh.training.standalone import check_sync, load_checkpoint, save_checkpoint
+    from convmesh.training.standalone import (
+        check_sync,
+        gather_state,
+        load_checkpoint,
+        parallelize,
+        reduce_gradients,
+        save_checkpoint,
+    )
 
 _HOMES = {
     "Batching": "convmesh.data.batching",
@@ -36,6 +46,7 @@ _HOMES = {
     "DoctorReport": "convmesh.report.doctor",
     "Graph": "convmesh.graph",
     "Mesh": "convmesh.mesh",
+    "Plan": "convmesh.plan",
     "PreparedRun": "convmesh.api",
     "RandomSampler": "convmesh.data.samplers",
     "RunConfig": "convmesh.config",
@@ -44,19 +55,27 @@ _HOMES = {
     "ShardIds": "convmesh.data.adapters",
     "StratifiedSampler": "convmesh.data.samplers",
     "TrainResult": "convmesh.api",
+    "check": "convmesh.api",
     "check_sync": "convmesh.training.standalone",
     "config_reference": "convmesh.config.reference",
     "config_schema": "convmesh.config",
     "doctor": "convmesh.report.doctor",
+    "dump_plan": "convmesh.plan.load",
     "fetch_cifar10": "convmesh.data.fetch",
     "fetch_digits": "convmesh.data.fetch",
+    "gather_state": "convmesh.training.standalone",
     "inspect_data": "convmesh.data.inspect",
     "load_checkpoint": "convmesh.training.standalone",
     "load_config": "convmesh.config",
+    "load_plan": "convmesh.plan.load",
+    "parallelize": "convmesh.training.standalone",
+    "plan_by_rule": "convmesh.plan.by_rule",
     "prepare": "convmesh.api",
+    "reduce_gradients": "convmesh.training.standalone",
     "save_checkpoint": "convmesh.training.standalone",
     "trace": "convmesh.engines.tracing",
     "train": "convmesh.api",
+    "verify": "convmesh.api",
     "write_report": "convmesh.report.html",
 }
 
@@ -68,6 +87,7 @@ __all__ = [
     "DoctorReport",
     "Graph",
     "Mesh",
+    "Plan",
     "PreparedRun",
     "RandomSampler",
     "RunConfig",
@@ -76,19 +96,27 @@ __all__ = [
     "ShardIds",
     "StratifiedSampler",
     "TrainResult",
+    "check",
     "check_sync",
     "config_reference",
     "config_schema",
     "doctor",
+    "dump_plan",
     "fetch_cifar10",
     "fetch_digits",
+    "gather_state",
     "inspect_data",
     "load_checkpoint",
     "load_config",
+    "load_plan",
+    "parallelize",
+    "plan_by_rule",
     "prepare",
+    "reduce_gradients",
     "save_checkpoint",
     "trace",
     "train",
+    "verify",
     "write_report",
 ]
 

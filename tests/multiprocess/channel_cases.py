@@ -24,6 +24,7 @@ from convmesh.models.torch import build
 from convmesh.plan import CHANNEL, Choice, Entry, Plan, resolve
 from convmesh.plan.by_rule import plan_by_rule
 from convmesh.plan.collectives import channel_collectives
+from tests.multiprocess.channel_networks import EXTRA
 from tests.networks_torch import NETWORKS
 
 _engines: dict[str, TorchEngine] = {}
@@ -54,9 +55,10 @@ def plan_of(entries: Mapping[str, Any], num_ranks: int, **settings: Any) -> Plan
     )
 
 
-def by_rule(graph: Graph, num_ranks: int) -> Plan:
+def by_rule(graph: Graph, num_ranks: int, **settings: Any) -> Plan:
     """The plan by rule, in which no layer is too small."""
-    return plan_by_rule(graph, Mesh({"data": 1, CHANNEL: num_ranks}), min_multiply_adds=0)
+    plan = plan_by_rule(graph, Mesh({"data": 1, CHANNEL: num_ranks}), min_multiply_adds=0)
+    return dataclasses.replace(plan, **settings)
 
 
 def difference(got: Tensor, expected: Tensor, *, scale: float = 0.0) -> float:
@@ -89,7 +91,7 @@ def compare(
         axis = ChannelAxis(axis._group, channels_last=True)
     alone = copy.deepcopy(network)
     graph = trace(network, tuple(shape))
-    plan = by_rule(graph, axis.size) if entries == "rule" else plan_of(entries, axis.size, **settings)
+    plan = by_rule(graph, axis.size, **settings) if entries == "rule" else plan_of(entries, axis.size, **settings)
     resolved = resolve(graph, plan)
     apply(network, resolved, axis)
     split = split_of(network)
@@ -176,8 +178,9 @@ def networks(
     answers: list[Any] = []
     for name, entries, settings in cases:
         torch.manual_seed(1)
-        network = NETWORKS[name]() if name in NETWORKS else build(name, num_classes=10)
-        size = 16 if name in NETWORKS else 32
+        known = {**NETWORKS, **EXTRA}
+        network = known[name]() if name in known else build(name, num_classes=10)
+        size = 16 if name in known else 32
         try:
             answers.append(compare(network, (4, 3, size, size), entries, axis, **settings))
         except ConvMeshError as error:

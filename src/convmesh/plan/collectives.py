@@ -14,7 +14,8 @@ bytes of the whole tensor and ``b`` of a rank's part of it; counted are the inpu
 | ``all_reduce`` | all-reduce of B | |
 
 A whole parameter used for own channels is all-reduced once per use. Each update adds one all-reduce of 16 bytes, by
-which the ranks agree on overflow and the gradient's norm.
+which the ranks agree on overflow and the gradient's norm; where bits of whole gradients may differ
+(`convmesh.plan.resolved.ResolvedPlan.replicas_may_differ`), one broadcast makes them equal before.
 
 On the data axis each update sums the gradients bucket by bucket, agrees on the parameters in use by an all-reduce of
 four bytes for each, and averages the floating-point buffers in one all-reduce. A sharded optimizer shares its new
@@ -78,6 +79,40 @@ def channel_collectives(
             number, total = sums.get(kind, (0, 0))
             sums[kind] = number + num_micro_batches, total + num_micro_batches * num_bytes
     return tuple(Expected(kind, *sums[kind]) for kind in sorted(sums))
+
+
+def update_collectives(
+    resolved: ResolvedPlan,
+    *,
+    position: int,
+    num_micro_batches: int = 1,
+    element_bytes: int | None = None,
+    deterministic: bool = True,
+) -> tuple[Expected, ...]:
+    """All that one update communicates over the channel axis: activations, the norm, and what keeps replicas equal.
+
+    Args:
+        resolved: The plan, applied to the graph of one micro-batch.
+        position: Of the rank on the channel axis.
+        num_micro_batches: Micro-batches of the update, each as large as the graph's.
+        element_bytes: Bytes of one element, if not as in the graph.
+        deterministic: Whether equal work gives equal bits, as on the CPU.
+
+    Returns:
+        One entry per kind of collective, kinds sorted.
+    """
+    found = {
+        entry.kind: entry
+        for entry in channel_collectives(
+            resolved, position=position, num_micro_batches=num_micro_batches, element_bytes=element_bytes
+        )
+    }
+    norm = found.get("all-reduce", Expected("all-reduce", 0, 0))
+    found["all-reduce"] = Expected("all-reduce", norm.number + 1, norm.num_bytes + NORM_BYTES)
+    if resolved.num_whole_trainable and resolved.replicas_may_differ(deterministic=deterministic):
+        size = element_bytes if element_bytes is not None else next(iter(resolved.graph)).element_bytes
+        found["broadcast"] = Expected("broadcast", 1, size * resolved.num_whole_trainable)
+    return tuple(found[kind] for kind in sorted(found))
 
 
 def data_collectives(

@@ -21,6 +21,7 @@ missing. What can't be brought together is an error; all of them are listed.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from convmesh.errors import ConfigError, ConvMeshError, ModelError, raise_all
 from convmesh.graph import Edge, Graph, Node
@@ -28,6 +29,7 @@ from convmesh.graph.graph import SOURCES
 from convmesh.plan import followers, weighted
 from convmesh.plan.entries import entry_mistakes, torn_parameters
 from convmesh.plan.merging import Conflict, merge
+from convmesh.plan.partitions import contiguous
 from convmesh.plan.placement import ParameterShard, Placement, Replicate, Shard, change_between
 from convmesh.plan.plan import CHANNEL, Choice, Plan
 from convmesh.plan.resolved import Resolved, ResolvedPlan
@@ -185,6 +187,8 @@ class _Resolver:
 
     def _place_merging(self, node: Node) -> Resolved:
         sources = [self._placement(edge) for edge in node.inputs]
+        if node.kind not in weighted.WEIGHTED:
+            self._obey(node, sources)
         output, summed = merge(self._graph, node, sources, num_ranks=self._num_ranks)
         wanted = self._wanted.get(node.name, output)
         return Resolved(
@@ -194,6 +198,23 @@ class _Resolver:
             output=wanted,
             summed=summed,
         )
+
+    def _obey(self, node: Node, sources: Sequence[Placement]) -> None:
+        """Asks for the inputs that the plan wants an operator with several of them to have."""
+        targets = [self._chosen(node, source) for source in sources]
+        if node.name in self._given_up or all(
+            (target == Replicate()) == (source == Replicate()) for target, source in zip(targets, sources, strict=True)
+        ):
+            return
+        if node.kind == "concat" and targets[0] != Replicate():
+            sizes = [shape[1] for shape in self._graph.input_shapes(node)]
+            targets = [Shard(contiguous(size, self._num_ranks)) for size in sizes]
+        wide = [
+            (edge, target)
+            for position, (edge, target) in enumerate(zip(node.inputs, targets, strict=True))
+            if target == Replicate() or followers.channel_extent(self._graph, node, position)[1] > 1
+        ]
+        raise Conflict([wide], self._unreachable(node))
 
     def _refuse_opaque(self, node: Node) -> None:
         if any(self._placement(edge) != Replicate() for edge in node.inputs):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from convmesh.graph import Edge, Graph
+from convmesh.graph.graph import BUFFERS
 from convmesh.plan.placement import Change, ParameterShard, Placement, Shard
 from convmesh.plan.plan import CHANNEL, Plan
 
@@ -72,6 +73,32 @@ class ResolvedPlan:
     def parameters(self) -> dict[str, ParameterShard]:
         """Name of each split parameter and buffer to its split."""
         return {name: shard for entry in self.operators.values() for name, shard in entry.shards.items()}
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all ranks hold equally much of every parameter."""
+        return all(len({len(own) for own in shard.lists}) == 1 for shard in self.parameters.values())
+
+    def replicas_may_differ(self, *, deterministic: bool) -> bool:
+        """Whether gradients of whole parameters, equal but for rounding, may differ in bits between ranks.
+
+        They do where equal work gives unequal bits, as some CUDA kernels do, and where more than two ranks of the data
+        axis add up buckets that are laid out differently, since ranks hold unequal parts.
+
+        Args:
+            deterministic: Whether equal work gives equal bits.
+        """
+        return not deterministic or (self.plan.mesh.size("data") > 2 and not self.is_even)
+
+    @property
+    def num_whole_trainable(self) -> int:
+        """Elements of trainable parameters that every rank holds whole."""
+        shards = self.parameters
+        return sum(
+            entry.num_elements
+            for entry in self.graph.parameters
+            if entry.trainable and entry.role not in BUFFERS and entry.name not in shards
+        )
 
     def placement(self, edge: Edge) -> Placement:
         """Where a tensor is."""

@@ -1,4 +1,4 @@
-"""Checkpoints and the synchronisation check for a training loop of your own; a plain network and optimizer do."""
+"""Checkpoints, the synchronisation check and split networks for a training loop of your own."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from convmesh.engines import engine_of
-from convmesh.engines.contract import TrainState
-from convmesh.errors import CheckpointError
+from convmesh.engines import engine_of, has_part
+from convmesh.engines.contract import Arrays, TrainState
+from convmesh.errors import CheckpointError, EngineError
+from convmesh.plan import Plan
 from convmesh.training import checkpoint as files
 from convmesh.training import sync
 
@@ -88,6 +89,63 @@ def check_sync(network: Any, *, when: str = "now", all_gather: Callable[[Any], l
     engine = engine_of(network)
     gather = all_gather or _part(engine, "collectives").gather_values
     sync.check_sync(_part(engine, "state").export_network(network), all_gather=gather, when=when)
+
+
+def parallelize(network: Any, plan: Plan) -> Any:
+    """Splits a network over the ranks of your own training loop; all ranks call it with equal networks.
+
+    Args:
+        network: An ``nn.Module``; changed in place, its parameters become this rank's parts.
+        plan: Made by ``plan_by_rule``, or read by ``load_plan``; its mesh says how many ranks there are.
+
+    Returns:
+        The network, to be called as before: with the samples of this rank's position on the data axis.
+
+    Raises:
+        ConfigError: If the plan does not fit the ranks.
+        EngineError: If the network's engine can't split it.
+        ModelError: If the plan is for another network, or the network can't be split so.
+        MistakeList: If several things are wrong.
+    """
+    return _split_part(network).parallelize(network, plan)
+
+
+def reduce_gradients(network: Any) -> None:
+    """Sums the gradients of a split network over the data axis, after the last backward of an update.
+
+    Every rank back-propagates its own samples' losses divided by the number of samples of the *global* batch.
+
+    Args:
+        network: Split by ``parallelize``.
+
+    Raises:
+        EngineError: If the network's engine can't split it.
+        ModelError: If it is not split.
+    """
+    _split_part(network).reduce_gradients(network)
+
+
+def gather_state(network: Any) -> Arrays:
+    """Whole parameters and buffers of a split network; all ranks call it.
+
+    Args:
+        network: Split by ``parallelize``.
+
+    Returns:
+        Arrays by the names of the network it was made of.
+
+    Raises:
+        EngineError: If the network's engine can't split it.
+    """
+    arrays: Arrays = _split_part(network).gather_state(network)
+    return arrays
+
+
+def _split_part(network: Any) -> Any:
+    engine = engine_of(network)
+    if not has_part(engine, "parallelize"):
+        raise EngineError(f"this version can't split networks of {engine} along channels", fix="Use PyTorch for it")
+    return _part(engine, "parallelize")
 
 
 def _read(path: Path) -> files.Checkpoint:

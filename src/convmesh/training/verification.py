@@ -18,7 +18,7 @@ from convmesh.engines.contract import Arrays, Observation
 from convmesh.errors import ConfigError
 from convmesh.mesh import Mesh
 from convmesh.plan import CHANNEL
-from convmesh.plan.collectives import NORM_BYTES, Expected, channel_collectives, data_collectives
+from convmesh.plan.collectives import Expected, data_collectives, update_collectives
 from convmesh.training.compare import Worst, by_kind, compare
 from convmesh.training.launch import launch, plan_launch
 from convmesh.training.planning import RunPlan
@@ -218,19 +218,13 @@ def _expected(subject: Subject, first: Observation) -> Mapping[str, Sequence[Exp
         broadcasts=subject.device == "cpu",
     )
     if subject.plan is not None:
-        norm = {"all-reduce": Expected("all-reduce", 1, NORM_BYTES)}
-        for entry in channel_collectives(
+        found[CHANNEL] = update_collectives(
             subject.plan.resolved,
             position=0,
             num_micro_batches=strategy.accumulation,
             element_bytes=_BYTES[subject.dtype],
-        ):
-            extra = norm.pop(entry.kind, Expected(entry.kind, 0, 0))
-            found[CHANNEL] = (
-                *found.get(CHANNEL, ()),
-                Expected(entry.kind, entry.number + extra.number, entry.num_bytes + extra.num_bytes),
-            )
-        found[CHANNEL] = (*found.get(CHANNEL, ()), *norm.values())
+            deterministic=subject.device == "cpu",
+        )
     return found
 
 

@@ -76,6 +76,24 @@ class ChannelSplit:
             return array
         return array.take(list(shard.lists[self.axis.position]), axis=shard.dim)
 
+    @torch.no_grad()
+    def equalize_(self, gradients: Mapping[str, Tensor]) -> None:
+        """Gives every rank the first one's gradients of whole parameters, where bits may differ.
+
+        Else replicas would drift apart, by rounding alone.
+
+        Args:
+            gradients: This rank's, by name of their parameter; changed in place.
+        """
+        whole = [gradient for name, gradient in gradients.items() if name not in self.shards]
+        deterministic = all(gradient.device.type == "cpu" for gradient in whole)
+        if not whole or not self.resolved.replicas_may_differ(deterministic=deterministic):
+            return
+        flat = torch.cat([gradient.reshape(-1) for gradient in whole])
+        self.axis.broadcast_([flat], purpose="gradients")
+        for gradient, part in zip(whole, flat.split([gradient.numel() for gradient in whole]), strict=True):
+            gradient.copy_(part.view(gradient.shape))
+
     def norm(self, gradients: Mapping[str, Tensor]) -> tuple[bool, float]:
         """Whether a gradient of any rank is not finite, and the 2-norm of all, split ones counted once.
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from convmesh.engines.torch.channel_axis import ChannelAxis
 from convmesh.engines.torch.redistribution import check_channels, redistribute
-from convmesh.graph import Node
+from convmesh.graph import Node, Parameter
 from convmesh.plan import Resolved
 from convmesh.plan.placement import Change
+from convmesh.plan.weighted import Weighted
 
 
 class ShardedWeighted(nn.Module):
@@ -43,6 +44,7 @@ class ShardedWeighted(nn.Module):
         self._before, self._after = resolved.before, resolved.after
         self._keep_input = resolved.keep_input
         self._operator = operator_of(node, groups=_local_groups(node, resolved, axis))
+        self._num_in = _num_entering(node, resolved, axis)
         self._adds_bias_last = resolved.split == "in_channels"
         self._split = resolved.split
         self._name = node.name
@@ -55,14 +57,17 @@ class ShardedWeighted(nn.Module):
 
         Returns:
             (N, channels, ...) as the plan places it.
+
+        Raises:
+            ModelError: If the input has other channels than the plan says.
         """
+        check_channels(x, self._num_in)
         weight: Tensor = getattr(self, self._weight_name)
         bias: Tensor | None = getattr(self, self._bias_name) if self._bias_name else None
         x, weight, bias = _autocast(x, weight, bias)
         last = bias if self._adds_bias_last else None
         first = None if self._adds_bias_last else bias
         if self._before.kind == "gather_sum" and not self._keep_input:
-            check_channels(x, len(self._before.source[self._axis.position]))
             y: Tensor = _GatheredAgain.apply(x, weight, first, self._before, self._operator, self._axis)
         else:
             y = self._operator(redistribute(x, self._before, self._axis), weight, first)
@@ -219,10 +224,26 @@ def _autocast(x: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     )
 
 
+def _num_entering(node: Node, resolved: Resolved, axis: ChannelAxis) -> int:
+    """Channels that this rank's input has before anything is changed."""
+    if resolved.before.source:
+        return len(resolved.before.source[axis.position])
+    layer = Weighted(node=node)
+    if resolved.before.kind != "none":
+        return layer.num_in
+    if resolved.split == "groups":
+        return layer.num_in // layer.groups * _local_groups(node, resolved, axis)
+    shard = resolved.shards[_weight_of(node).name]
+    return len(shard.lists[axis.position])
+
+
 def _local_groups(node: Node, resolved: Resolved, axis: ChannelAxis) -> int:
     groups = int(node.attributes.get("groups", 1))
     if resolved.split != "groups":
         return groups
-    weight = next(entry for entry in node.parameters if entry.role == "weight")
-    shard = resolved.shards[weight.name]
+    shard = resolved.shards[_weight_of(node).name]
     return groups * len(shard.lists[axis.position]) // sum(map(len, shard.lists))
+
+
+def _weight_of(node: Node) -> Parameter:
+    return next(entry for entry in node.parameters if entry.role == "weight")

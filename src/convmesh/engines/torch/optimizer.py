@@ -93,6 +93,8 @@ class Optimizer:
             ranks, since all ranks hold the same reduced gradients.
         """
         gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        if self._split is not None:
+            self._split.equalize_(gradients)
         overflow, norm = self._split.norm(gradients) if self._split else _norm(list(gradients.values()))
         norm /= loss_scale
         if overflow:

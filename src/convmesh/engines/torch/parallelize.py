@@ -12,11 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from convmesh.engines.contract import Arrays
 from convmesh.engines.torch.channel_axis import ChannelAxis
 from convmesh.engines.torch.channel_split import ChannelSplit, note_split, split_of
+from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.layers import ShardedWeighted
 from convmesh.engines.torch.layers_local import ShardedDropout, ShardedGroupNorm
 from convmesh.engines.torch.redistribution import redistribute
+from convmesh.engines.torch.state import export_network
 from convmesh.engines.torch.trace import trace
 from convmesh.errors import ConfigError, ModelError, raise_all
 from convmesh.graph import Node
@@ -24,6 +27,8 @@ from convmesh.plan import CHANNEL, Plan, Resolved, ResolvedPlan, resolve
 from convmesh.plan.network import plan_mismatches
 from convmesh.plan.placement import Change, ParameterShard, Shard
 from convmesh.plan.weighted import WEIGHTED
+
+_DATA_AXIS = "_convmesh_data_axis"
 
 
 def parallelize(
@@ -51,11 +56,50 @@ def parallelize(
         raise ModelError("the network is split already", fix="Build it anew")
     graph = trace(network, (num_samples, *plan.network.input_shape))
     raise_all(plan_mismatches(plan, graph, mesh=plan.mesh))
+    if groups is None and plan.mesh.size("data") > 1:
+        object.__setattr__(network, _DATA_AXIS, DataAxis(make_group(plan, "data")))
     if plan.mesh.size(CHANNEL) == 1:
         return network
     group = groups[CHANNEL] if groups is not None else make_group(plan, CHANNEL)
     axis = ChannelAxis(group, channels_last=_is_channels_last(network))
     return apply(network, resolve(graph, plan), axis)
+
+
+def reduce_gradients(network: nn.Module) -> None:
+    """Sums the gradients over the data axis, after the last backward of an update; all ranks call it.
+
+    Every rank back-propagates its own samples' losses divided by the number of samples of the *global* batch. Gradients
+    of split parameters, and of whole ones, are right on the channel axis already.
+
+    Args:
+        network: Split by ``parallelize``.
+
+    Raises:
+        ModelError: If it is not.
+    """
+    axis, split = getattr(network, _DATA_AXIS, None), split_of(network)
+    if axis is None and split is None:
+        raise ModelError("this network is not split", fix="Split it with convmesh.parallelize(network, plan)")
+    gradients = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    if axis is not None:
+        for gradient in gradients.values():
+            axis.sum_(gradient, purpose="gradients")
+    if split is not None:
+        split.equalize_(gradients)
+
+
+def gather_state(network: nn.Module) -> Arrays:
+    """Whole parameters and buffers of a split network, by the names of the network it was made of; all ranks call it.
+
+    Args:
+        network: Split by ``parallelize``.
+
+    Returns:
+        Arrays by name.
+    """
+    split = split_of(network)
+    tensors = export_network(network)
+    return tensors if split is None else split.gather(tensors)
 
 
 def apply(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.Module:

@@ -125,8 +125,10 @@ class ExportReader:
         if not isinstance(node.meta.get("val"), Tensor | list | tuple):
             return  # Assertions and numbers.
         target = node.args[0] if node.args and _in_place(node) else None
-        if target in self.own:
-            return  # A buffer that is counted up, such as num_batches_tracked.
+        if isinstance(target, fx.Node) and target in self.own:
+            # A buffer that is counted up, such as num_batches_tracked; a second call counts it up again.
+            self.own[node] = self.own[target]
+            return
         meaning = self._meaning(node) or self._opaque(node)
         self._refuse_aliasing(node, meaning, target)
         shapes = _shapes(node) if meaning.kind in ("split", "opaque") else _shapes(node)[:1]
