@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from convmesh.engines.contract import Arrays, Engine, World
 from convmesh.engines.mindspore.channel_axis import ChannelAxis, channel_axis
 from convmesh.engines.mindspore.channel_split import split_of
-from convmesh.engines.mindspore.graph_record import GraphRecord
+from convmesh.engines.mindspore.graph_record import Recorded
 from convmesh.engines.mindspore.parallelize import apply, refusals
 from convmesh.engines.mindspore.state import export_parameters, named_parameters
 from convmesh.engines.mindspore.trace import trace
@@ -100,8 +100,9 @@ def run(network: nn.Cell, x: np.ndarray, weights: np.ndarray, axis: ChannelAxis)
     trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     graph = Differentiate(Objective(network, weights), list(trained.values()))
     network.set_train()
-    counted = GraphRecord(graph, axis).prepare(Tensor(x))
-    y, of_input, *gradients = graph(Tensor(x))
+    recorded = Recorded(graph, axis)
+    y, of_input, *gradients = recorded(Tensor(x))
+    counted = recorded.take_counts()
     split = split_of(network)
     arrays: Arrays = {name: gradient.asnumpy() for name, gradient in zip(trained, gradients, strict=True)}
     buffers = export_parameters({name: entry for name, entry in named.items() if not entry.requires_grad})

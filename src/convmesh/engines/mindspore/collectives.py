@@ -146,7 +146,7 @@ def place_on_axis(world: World, axis: str) -> tuple[int, int, str | None, int]:
         return world.rank, size, None, 0
     place: tuple[int, int, str | None, int] = (0, 1, None, 0)
     for ranks in world.mesh.groups(axis):
-        name = f"convmesh_{axis}_{ranks[0]}"
+        name = f"convmesh_{axis}_{ranks[0]}_of_{len(ranks)}"
         if len(ranks) > 1:
             communication.create_group(name, list(ranks))
         if world.rank in ranks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import platform
 import resource
 import sys
@@ -15,12 +17,15 @@ from mindspore import nn
 from convmesh.config.schema import ModelConfig, RunConfig
 from convmesh.engines.contract import Batch, PixelScale, Reader, World
 from convmesh.engines.mindspore import cluster, networks
+from convmesh.engines.mindspore.channel_axis import ChannelAxis, channel_axis
 from convmesh.engines.mindspore.collectives import DataAxis, data_axis, enable_fusion, gather_values
 from convmesh.engines.mindspore.loader import load
 from convmesh.engines.mindspore.objective import compute_in_half
 from convmesh.engines.mindspore.state import named_parameters
 from convmesh.engines.mindspore.train_step import DTYPES, MindSporeTrainStep
-from convmesh.errors import EngineError, ModelError
+from convmesh.errors import ConfigError, EngineError, ModelError
+from convmesh.mesh import Mesh
+from convmesh.plan.load import load_plan
 
 _TARGETS = {"cpu": "CPU", "cuda": "GPU", "ascend": "Ascend"}
 
@@ -33,6 +38,7 @@ class MindSporeEngine:
     def __init__(self) -> None:
         self._world: World | None = None
         self._axis = DataAxis()
+        self._channel: ChannelAxis | None = None
 
     def start(self, world: World) -> None:
         """Joins the ranks and selects device and threads. In msrun's scheduler it returns when the ranks have left.
@@ -45,16 +51,17 @@ class MindSporeEngine:
         ms.set_context(mode=ms.GRAPH_MODE)
         self._select_device(world)
         if world.device == "cpu":
-            ms.device_context.cpu.op_tuning.threads_num(world.num_threads)
+            _set_threads(world.num_threads)
         self._world = world
         if world.num_ranks > 1:
             cluster.join(world)
             if not cluster.is_scheduler():
                 self._axis = data_axis(world)
+                self._channel = channel_axis(world)
 
     def stop(self) -> None:
         """Leaves the ranks; after an error too. MindSpore itself leaves its cluster when the process ends."""
-        self._world, self._axis = None, DataAxis()
+        self._world, self._axis, self._channel = None, DataAxis(), None
 
     def build_network(self, model: ModelConfig, *, num_classes: int, num_channels: int, seed: int) -> nn.Cell:
         """Builds the network, with initial weights that depend on the seed alone.
@@ -75,18 +82,36 @@ class MindSporeEngine:
     def build_step(self, network: nn.Cell, run: RunConfig, *, pixel_scale: PixelScale) -> MindSporeTrainStep:
         """Makes a network trainable: broadcasts its parameters and buffers from the first rank, sets up the optimizer.
 
+        On a mesh with an axis ``channel`` the network is split first, by the plan that ``strategy.plan`` names.
+
         Raises:
-            ModelError: If the ranks have built different networks, or there is nothing to train.
+            ModelError: If the ranks have built different networks, there is nothing to train, or it can't be split.
+            ConfigError: If the mesh has an axis ``channel`` and the run names no plan.
         """
         named = named_parameters(network)
         self._check_same({name: (tuple(p.shape), str(p.dtype)) for name, p in named.items()})
         if self._axis.size > 1:
             enable_fusion()
             self._axis.broadcast(list(named.values()))
+        if self._channel is not None:
+            self._channel.broadcast(list(named.values()))
+            self._split(network, run, self._channel)
         if run.precision.compute != "float32":
             on_cpu = self._world is None or self._world.device == "cpu"
             compute_in_half(network, dtype=DTYPES[run.precision.compute], on_cpu=on_cpu)
         return MindSporeTrainStep(network, run, pixel_scale=pixel_scale, axis=self._axis)
+
+    def _split(self, network: nn.Cell, run: RunConfig, axis: ChannelAxis) -> None:
+        from convmesh.engines.mindspore.parallelize import parallelize
+
+        mesh = self._world.mesh if self._world is not None else Mesh({})
+        if run.strategy.plan is None:
+            raise ConfigError(
+                "a network is split along channels by a plan, and the run names none", fix="Set 'strategy.plan: FILE'"
+            )
+        plan = dataclasses.replace(load_plan(run.strategy.plan), mesh=mesh)
+        num_samples = max(1, run.train.global_batch // (mesh.size("data") * run.strategy.accumulation))
+        parallelize(network, plan, axis=axis, num_samples=num_samples)
 
     def load(self, reader: Reader, keys: Sequence[tuple[int, int, int]], *, num_workers: int) -> Iterator[Batch]:
         """Reads the micro-batches of ``keys`` in order through ``mindspore.dataset``, ahead of their use."""
@@ -136,6 +161,12 @@ class MindSporeEngine:
                     got=f"{', '.join(differing)} on one of them only, or with another shape",
                     fix="Make the factory independent of the rank",
                 )
+
+
+def _set_threads(num_threads: int) -> None:
+    # MindSpore takes this once per process.
+    with contextlib.suppress(RuntimeError):
+        ms.device_context.cpu.op_tuning.threads_num(num_threads)
 
 
 def create_engine() -> MindSporeEngine:

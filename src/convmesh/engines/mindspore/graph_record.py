@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -21,42 +22,57 @@ _PIECES = 8
 """Numbers below 2^16 into which a digest is cut: sums of them over many ranks are exact in float32."""
 
 
-class GraphRecord:
-    """The graphs of one cell, as they are compiled for inputs of several shapes.
+class Recorded:
+    """A graph whose collectives over the channel axis are counted, and checked to be those of the other ranks.
 
     Args:
         cell: Called with tensors alone.
-        axis: The channel axis over which its graphs communicate.
+        axis: The channel axis over which it communicates; None if it does not.
     """
 
-    def __init__(self, cell: nn.Cell, axis: ChannelAxis) -> None:
+    def __init__(self, cell: nn.Cell, axis: ChannelAxis | None) -> None:
         self._cell = cell
         self._axis = axis
-        self._agreement = Sum(axis)
-        self._counts: dict[str, tuple[CollectiveCount, ...]] = {}
+        self._agreement = Sum(axis) if axis is not None else None
+        self._of_graph: dict[str, tuple[CollectiveCount, ...]] = {}
+        self._counts: list[CollectiveCount] = []
 
-    def prepare(self, *inputs: Tensor) -> tuple[CollectiveCount, ...]:
-        """Compiles the graph for inputs of these shapes, if need be; all ranks of the axis call it alike.
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Runs the graph; it is compiled first, if need be. All ranks of the axis call it alike.
 
         Args:
-            inputs: As the cell will be called.
+            inputs: Inputs of the cell.
 
         Returns:
-            What the graph communicates over the axis, as it is meant: an all-gather counts a rank's own channels, also
-            where an all-reduce of the whole stands for it.
+            What the cell returns.
 
         Raises:
             EngineError: If the ranks' graphs differ, so that their messages could be mixed up.
         """
+        if self._axis is not None:
+            self._counts += self._prepare(inputs)
+        return self._cell(*inputs)
+
+    def take_counts(self) -> tuple[CollectiveCount, ...]:
+        """What was communicated over the axis since this was last asked, as it is meant.
+
+        An all-gather counts a rank's own channels, also where an all-reduce of the whole stands for it.
+        """
+        counts, self._counts = added(self._counts), []
+        return counts
+
+    def _prepare(self, inputs: Sequence[Tensor]) -> tuple[CollectiveCount, ...]:
         self._cell.compile(*inputs)
         phase = str(self._cell.compile_phase)
-        if phase not in self._counts:
+        if phase not in self._of_graph:
             primitives = _compiled(phase)
             self._check_alike(primitives)
-            self._counts[phase] = collectives_of(primitives)
-        return self._counts[phase]
+            self._of_graph[phase] = collectives_of(primitives)
+        return self._of_graph[phase]
 
     def _check_alike(self, primitives: Sequence[Primitive]) -> None:
+        if self._axis is None or self._agreement is None:
+            return
         digest = np.frombuffer(_digest(primitives), np.uint16)[:_PIECES].astype(np.float32)
         total = self._agreement(Tensor(digest, ms.float32)).asnumpy()
         if not np.array_equal(total, digest * self._axis.size):

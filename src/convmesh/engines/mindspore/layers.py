@@ -60,12 +60,14 @@ class ShardedWeighted(nn.Cell):
         Returns:
             (N, channels, ...) as the plan places it.
         """
-        y = self.before(x, self.kernel) if self.gathers_again else self.operator(self.before(x), self.kernel)
+        # Within branches MindSpore does not cast parameters to the half type in which the layer computes.
+        weight = ops.cast(self.kernel, x.dtype)
+        y = self.before(x, weight) if self.gathers_again else self.operator(self.before(x), weight)
         if self.has_bias and not self.adds_bias_last:
-            y = y + ops.reshape(self.shift, self.bias_shape)
+            y = y + ops.cast(ops.reshape(self.shift, self.bias_shape), y.dtype)
         y = self.after(y)
         if self.has_bias and self.adds_bias_last:
-            y = y + ops.reshape(self.shift, self.bias_shape)
+            y = y + ops.cast(ops.reshape(self.shift, self.bias_shape), y.dtype)
         return y
 
     def extend_repr(self) -> str:

@@ -10,9 +10,11 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from convmesh.engines.contract import PixelScale
+from convmesh.engines.mindspore.layers import ShardedWeighted
 
 _COMPUTING = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Conv1dTranspose, nn.Conv2dTranspose, nn.Conv3dTranspose, nn.Dense,
+    ShardedWeighted,
 )  # fmt: skip
 _NORMS = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d,
@@ -80,7 +82,7 @@ class Loss(nn.Cell):
 
     def construct(
         self, images_NHWC: Tensor, labels_N: Tensor, weights_N: Tensor, factor: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes the loss.
 
         Args:
@@ -90,11 +92,13 @@ class Loss(nn.Cell):
             factor: Loss scale divided by the samples of the global batch.
 
         Returns:
-            ``factor`` x loss, which is differentiated, and the loss itself: sums over the samples.
+            ``factor`` x loss, which is differentiated, the loss itself (both are sums over the samples), and the
+            scores.
         """
-        losses_N = cross_entropy(self.scores(images_NHWC), labels_N, self.label_smoothing)
+        scores_NK = self.scores(images_NHWC)
+        losses_N = cross_entropy(scores_NK, labels_N, self.label_smoothing)
         loss_sum = ops.reduce_sum(losses_N * weights_N)
-        return loss_sum * factor, loss_sum
+        return loss_sum * factor, loss_sum, scores_NK
 
 
 class Evaluation(nn.Cell):

@@ -15,6 +15,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from convmesh.config.schema import OptimizerConfig
 from convmesh.engines.contract import Arrays
+from convmesh.engines.mindspore.channel_split import HalfSquare
 from convmesh.engines.mindspore.collectives import BucketedSum, DataAxis, as_scalar
 from convmesh.engines.mindspore.partition import Interval, own_intervals
 from convmesh.engines.mindspore.state import assign_array, find_misfits
@@ -35,6 +36,7 @@ class Optimizer:
         axis: The data axis.
         shard: Whether each rank keeps only its part of the state.
         buckets: The bucket of each parameter, in which updated values travel.
+        half_square: Of a network split along channels, how the norm of its gradients is found.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Optimizer:
         axis: DataAxis,
         shard: bool,
         buckets: tuple[int, ...],
+        half_square: HalfSquare | None = None,
     ) -> None:
         self._parameters = dict(parameters)
         self._config = config
@@ -61,8 +64,9 @@ class Optimizer:
             for slot in _slot_names(config)
         }
         whole = list(parameters.values())
-        self._in_place = UpdateWhole(whole, config, slots=self._slots)
-        self._slices = UpdateSlices(whole, config, slots=self._slots, intervals=self._intervals)
+        square = half_square or HalfSquare((False,) * len(whole), None)
+        self._in_place = UpdateWhole(whole, config, slots=self._slots, half_square=square)
+        self._slices = UpdateSlices(whole, config, slots=self._slots, half_square=square, intervals=self._intervals)
         self._sum = BucketedSum(axis, buckets)
         self._put = _Put(whole)
 
@@ -74,8 +78,8 @@ class Optimizer:
             coefficients: From ``coefficients``.
 
         Returns:
-            Whether the update was skipped, and the global norm before clipping. Both are equal on all ranks, since all
-            ranks hold the same gradients.
+            Whether the update was skipped, and the global norm before clipping. Both are equal on all ranks: those that
+            split samples hold the same gradients, those that split channels add up their squares.
         """
         if not self.is_sharded:
             applied, norm = self._in_place(*coefficients, *gradients)
@@ -152,10 +156,16 @@ class _Update(nn.Cell):
         parameters: Whole parameters.
         config: The optimizer.
         slots: Optimizer state per slot and parameter.
+        half_square: Half the square of the norm of the gradients.
     """
 
     def __init__(
-        self, parameters: list[Parameter], config: OptimizerConfig, *, slots: Mapping[str, list[Parameter]]
+        self,
+        parameters: list[Parameter],
+        config: OptimizerConfig,
+        *,
+        slots: Mapping[str, list[Parameter]],
+        half_square: HalfSquare,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.parameters = ms.ParameterTuple(parameters)
@@ -172,17 +182,13 @@ class _Update(nn.Cell):
         self.beta1, self.beta2 = config.betas
         self.epsilon = config.epsilon
         self.clip_norm = config.clip_norm or 0.0
-        self.half_square = ops.L2Loss()
-        self.total = ops.AddN()
+        self.half_square = half_square
         self.divide = ops.DivNoNan()
         self.apply_momentum = ops.ApplyMomentum()
 
     def judge(self, gradients: tuple[Tensor, ...], loss_scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Whether to apply the update, the divisor of the gradients (0 if not), and their norm."""
-        halves: tuple[Tensor, ...] = ()
-        for index in range(self.count):
-            halves += (self.half_square(gradients[index]),)
-        total = self.total(halves) * 2.0
+        total = self.half_square(gradients) * 2.0
         finite = ops.isfinite(total)
         norm = ops.sqrt(total) / loss_scale
         divisor = loss_scale
@@ -274,6 +280,7 @@ class UpdateSlices(_Update):
         parameters: Whole parameters.
         config: The optimizer.
         slots: Optimizer state per slot and parameter, flat slices.
+        half_square: Half the square of the norm of the gradients.
         intervals: What this rank owns of each parameter.
     """
 
@@ -283,9 +290,10 @@ class UpdateSlices(_Update):
         config: OptimizerConfig,
         *,
         slots: Mapping[str, list[Parameter]],
+        half_square: HalfSquare,
         intervals: tuple[Interval, ...],
     ) -> None:
-        super().__init__(parameters, config, slots=slots)
+        super().__init__(parameters, config, slots=slots, half_square=half_square)
         self.starts = tuple(interval.start for interval in intervals)
         self.stops = tuple(interval.stop for interval in intervals)
         self.sizes = tuple(parameter.size for parameter in parameters)

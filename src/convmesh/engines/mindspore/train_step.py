@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
@@ -11,7 +11,10 @@ from convmesh.config.schema import RunConfig
 from convmesh.engines.contract import Arrays, Batch, CollectiveCount, EvalSums, PixelScale, TrainState, UpdateResult
 from convmesh.engines.mindspore.average import WeightAverage
 from convmesh.engines.mindspore.buffers import Buffers
+from convmesh.engines.mindspore.channel_split import NORM_BYTES, ChannelSplit, HalfSquare, split_of
 from convmesh.engines.mindspore.collectives import BucketedSum, DataAxis, as_scalar
+from convmesh.engines.mindspore.gradients import Accumulate, Backward, Take
+from convmesh.engines.mindspore.graph_record import Recorded, added
 from convmesh.engines.mindspore.loader import MindSporeBatch, to_device
 from convmesh.engines.mindspore.objective import Evaluation, Loss
 from convmesh.engines.mindspore.optimizer import Optimizer
@@ -25,6 +28,7 @@ from convmesh.engines.mindspore.state import (
     shapes_of,
 )
 from convmesh.errors import CheckpointError, DataError, ModelError
+from convmesh.plan import CHANNEL
 
 DTYPES = {"float32": ms.float32, "float16": ms.float16, "bfloat16": ms.bfloat16}
 
@@ -33,10 +37,14 @@ class MindSporeTrainStep:
     """A network with everything that training it takes, on one rank.
 
     Args:
-        network: Its parameters and buffers equal on all ranks of the axis.
+        network: Its parameters and buffers equal on all ranks of the axis; it may be split along channels.
         run: The run.
         pixel_scale: How pixels become the network's input.
         axis: The data axis.
+
+    Attributes:
+        on_scores: Called in every update with the network's output for each micro-batch.
+        on_gradients: Called in every update with the reduced gradients, before they are clipped and applied.
 
     Raises:
         ModelError: If the network has nothing to train, or trains parameters of another type than float32.
@@ -46,23 +54,32 @@ class MindSporeTrainStep:
         self._network = network
         self._run = run
         self._axis = axis
+        self._split = split_of(network)
         self._num_channels = len(pixel_scale.factor_C)
         self._num_updates = 0
         self._counts: tuple[CollectiveCount, ...] = ()
         self._named = named_parameters(network)
         self._trained = _trained_parameters(self._named, network)
+        self.on_scores: Callable[[Tensor], None] | None = None
+        self.on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None
         buckets = self._plan_buckets()
         self._optimizer = Optimizer(
-            self._trained, run.optimizer, axis=axis, shard=run.strategy.optimizer_sharding, buckets=buckets
+            self._trained,
+            run.optimizer,
+            axis=axis,
+            shard=run.strategy.optimizer_sharding,
+            buckets=buckets,
+            half_square=_half_square(self._trained, self._split),
         )
         self._buffers = Buffers(_buffers(self._named), axis=axis)
         decay = run.train.weight_average
         self._average = WeightAverage(self._named, decay=decay) if decay > 0 else None
         self._loss = Loss(network, pixel_scale, label_smoothing=run.train.label_smoothing)
-        self._backward = _Backward(self._loss, list(self._trained.values()))
-        self._accumulation: tuple[_Accumulate, _Take] | None = None
+        self._backward_graph = Backward(self._loss, self._trained, self._split)
+        self._backward = self._recorded(self._backward_graph)
+        self._accumulation: tuple[Recorded, Take] | None = None
         self._sum = BucketedSum(axis, buckets, dtype=self._reduction)
-        self._evaluation = Evaluation(network, pixel_scale)
+        self._evaluation = self._recorded(Evaluation(network, pixel_scale))
 
     def update(
         self,
@@ -85,6 +102,8 @@ class MindSporeTrainStep:
         loss_sum, gradients = self._differentiate(batches, factor=as_scalar(loss_scale / global_count))
         if self._axis.size > 1:
             gradients = self._sum(gradients)
+        if self.on_gradients is not None:
+            self.on_gradients(dict(zip(self._trained, gradients, strict=True)))
         coefficients = self._optimizer.coefficients(
             learning_rate=learning_rate, loss_scale=loss_scale, num_updates=self._num_updates
         )
@@ -113,12 +132,13 @@ class MindSporeTrainStep:
         )
 
     def export_state(self) -> TrainState:
-        """Whole tensors of everything; with a sharded optimizer all ranks must call it."""
+        """Whole tensors of everything; with a sharded optimizer or split channels all ranks must call it."""
         self._use_average(False)
+        gather = self._split.gather if self._split is not None else dict
         return TrainState(
-            network=export_parameters(self._named),
-            optimizer=self._optimizer.export_state(),
-            average=self._average.export_state() if self._average is not None else {},
+            network=gather(export_parameters(self._named)),
+            optimizer=gather(self._optimizer.export_state()),
+            average=gather(self._average.export_state() if self._average is not None else {}),
             num_updates=self._num_updates,
         )
 
@@ -130,6 +150,9 @@ class MindSporeTrainStep:
         Raises:
             CheckpointError: If names are missing or unexpected, or shapes differ; all of them are listed.
         """
+        if self._split is not None:
+            own = self._split.own
+            state = TrainState(own(state.network), own(state.optimizer), own(state.average), state.num_updates)
         misfits = find_misfits(state.network, shapes_of(self._named), source="the checkpoint")
         misfits += self._optimizer.find_misfits(state.optimizer)
         if self._average is not None and state.average:
@@ -158,6 +181,8 @@ class MindSporeTrainStep:
 
     def num_parameters(self) -> int:
         """Elements of all trainable parameters of the whole network."""
+        if self._split is not None:
+            return self._split.num_parameters(self._trained.items())
         return sum(parameter.size for parameter in self._trained.values())
 
     @property
@@ -186,21 +211,32 @@ class MindSporeTrainStep:
         if not batches:
             return 0.0, [ops.zeros_like(parameter) for parameter in self._trained.values()]
         if len(batches) == 1:
-            loss, *gradients = self._backward(*_inputs(batches[0]), factor)
+            loss, scores_NK, *gradients = self._backward(*_inputs(batches[0]), factor)
+            self._tell_scores(scores_NK)
             return float(loss.asnumpy()), gradients
         accumulate, take = self._accumulators()
-        loss_sum = sum(float(accumulate(*_inputs(batch), factor).asnumpy()) for batch in batches)
+        loss_sum = 0.0
+        for batch in batches:
+            loss, scores_NK = accumulate(*_inputs(batch), factor)
+            loss_sum += float(loss.asnumpy())
+            self._tell_scores(scores_NK)
         return loss_sum, take(as_scalar(0.0))
 
-    def _accumulators(self) -> tuple[_Accumulate, _Take]:
+    def _tell_scores(self, scores_NK: Tensor) -> None:
+        if self.on_scores is not None:
+            self.on_scores(scores_NK)
+
+    def _accumulators(self) -> tuple[Recorded, Take]:
         if self._accumulation is None:
-            parameters = list(self._trained.values())
             sums = [
                 Parameter(ops.zeros_like(parameter), name=f"gradient.{parameter.name}", requires_grad=False)
-                for parameter in parameters
+                for parameter in self._trained.values()
             ]
-            self._accumulation = _Accumulate(self._loss, parameters, sums=sums), _Take(sums)
+            self._accumulation = self._recorded(Accumulate(self._backward_graph, sums=sums)), Take(sums)
         return self._accumulation
+
+    def _recorded(self, graph: nn.Cell) -> Recorded:
+        return Recorded(graph, self._split.axis if self._split is not None else None)
 
     def _use_average(self, wanted: bool) -> None:
         if self._average is not None:
@@ -211,66 +247,22 @@ class MindSporeTrainStep:
             self._network.set_train(training)
 
     def _count(self, *, applied: bool) -> tuple[CollectiveCount, ...]:
-        if self._axis.size == 1:
-            return ()
-        num_elements = self.num_parameters()
+        counts = []
+        num_elements = sum(parameter.size for parameter in self._trained.values())
         width = 4 if self._reduction == ms.float32 else 2
-        counts = [CollectiveCount("gradients", "all-reduce", self._sum.num_buckets, width * num_elements)]
+        if self._axis.size > 1:
+            counts.append(CollectiveCount("gradients", "all-reduce", self._sum.num_buckets, width * num_elements))
         if applied and self._optimizer.is_sharded:
             counts.append(CollectiveCount("parameters", "all-reduce", self._sum.num_buckets, 4 * num_elements))
         if applied and self._buffers.num_collectives:
             counts.append(
                 CollectiveCount("buffers", "all-reduce", self._buffers.num_collectives, self._buffers.num_bytes)
             )
+        if self._split is not None:
+            graphs = [self._backward, *(self._accumulation or ())[:1]]
+            counts += added([count for graph in graphs for count in graph.take_counts()])
+            counts.append(CollectiveCount("norm", "all-reduce", 1, NORM_BYTES, axis=CHANNEL))
         return tuple(counts)
-
-
-class _Backward(nn.Cell):
-    """Loss and gradients of one micro-batch."""
-
-    def __init__(self, loss: nn.Cell, parameters: list[Parameter]) -> None:
-        super().__init__(auto_prefix=False)
-        self.differentiate = ops.value_and_grad(loss, None, ms.ParameterTuple(parameters), has_aux=True)
-        self.loss = loss
-
-    def construct(self, images_NHWC: Tensor, labels_N: Tensor, weights_N: Tensor, factor: Tensor) -> tuple[Tensor, ...]:
-        (_, loss_sum), gradients = self.differentiate(images_NHWC, labels_N, weights_N, factor)
-        return (loss_sum, *gradients)
-
-
-class _Accumulate(nn.Cell):
-    """Loss of one micro-batch; its gradients are added to sums."""
-
-    def __init__(self, loss: nn.Cell, parameters: list[Parameter], *, sums: list[Parameter]) -> None:
-        super().__init__(auto_prefix=False)
-        self.differentiate = ops.value_and_grad(loss, None, ms.ParameterTuple(parameters), has_aux=True)
-        self.loss = loss
-        self.sums = ms.ParameterTuple(sums)
-        self.count = len(sums)
-
-    def construct(self, images_NHWC: Tensor, labels_N: Tensor, weights_N: Tensor, factor: Tensor) -> Tensor:
-        (_, loss_sum), gradients = self.differentiate(images_NHWC, labels_N, weights_N, factor)
-        for index in range(self.count):
-            loss_sum = ops.depend(loss_sum, ops.assign_add(self.sums[index], gradients[index]))
-        return loss_sum
-
-
-class _Take(nn.Cell):
-    """Hands the sums over and clears them."""
-
-    def __init__(self, sums: list[Parameter]) -> None:
-        super().__init__(auto_prefix=False)
-        self.sums = ms.ParameterTuple(sums)
-        self.count = len(sums)
-
-    def construct(self, nothing: Tensor) -> tuple[Tensor, ...]:
-        taken: tuple[Tensor, ...] = ()
-        for index in range(self.count):
-            # A copy that the compiler can't leave out, since it does not know that this number is 0.
-            taken += (self.sums[index] + nothing,)
-        for index in range(self.count):
-            taken = ops.depend(taken, ops.assign(self.sums[index], ops.zeros_like(self.sums[index])))
-        return taken
 
 
 def _inputs(batch: MindSporeBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -289,6 +281,12 @@ def _trained_parameters(named: dict[str, Parameter], network: nn.Cell) -> dict[s
             fix="Build the network in float32 and set 'precision.compute: float16'",
         )
     return trained
+
+
+def _half_square(trained: dict[str, Parameter], split: ChannelSplit | None) -> HalfSquare | None:
+    if split is None:
+        return None
+    return HalfSquare(tuple(name in split.shards for name in trained), split.axis)
 
 
 def _buffers(named: dict[str, Parameter]) -> list[Parameter]:

@@ -1,0 +1,153 @@
+"""Training on ranks of MindSpore that split a network along channels, and the same on one device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+
+from convmesh.engines.contract import Batch, Engine, TrainState, World
+from convmesh.engines.mindspore.channel_axis import channel_axis
+from convmesh.engines.mindspore.collectives import data_axis
+from convmesh.engines.mindspore.engine import MindSporeEngine
+from convmesh.engines.mindspore.trace import trace
+from convmesh.engines.mindspore.verification import OneDevice
+from convmesh.mesh import Mesh
+from convmesh.models.mindspore import build
+from convmesh.plan import Plan, resolve
+from convmesh.plan.by_rule import plan_by_rule
+from convmesh.plan.collectives import channel_collectives
+from convmesh.training.sync import check_sync
+from tests.multiprocess.mindspore_cases import GLOBAL_BATCH, SCALE, micro_batches, run_config
+from tests.networks_mindspore import NETWORKS
+
+FULL = (GLOBAL_BATCH,) * 3
+
+_engines: dict[str, MindSporeEngine] = {}
+
+
+def on_mesh(world: World, sizes: Mapping[str, int]) -> tuple[MindSporeEngine, World]:
+    """The ranks of a pool as another mesh; groups are made once."""
+    mesh = Mesh(sizes)
+    placed = dataclasses.replace(world, mesh=mesh)
+    if str(mesh) not in _engines:
+        engine = MindSporeEngine()
+        engine._world = placed
+        engine._axis = data_axis(placed)
+        engine._channel = channel_axis(placed)
+        _engines[str(mesh)] = engine
+    return _engines[str(mesh)], placed
+
+
+def network_of(name: str) -> nn.Cell:
+    """A network with equal initial weights wherever it is built."""
+    ms.set_seed(1)
+    if name in NETWORKS:
+        return NETWORKS[name]()
+    if name == "resnet18":
+        return build(name, num_classes=10, small_images=True)
+    return build("cnn-small", batch_norm=name == "cnn-small")
+
+
+def plan_for(name: str, sizes: Mapping[str, int]) -> Plan:
+    """The plan by rule for images of 12x12 pixels, in which no layer is too small."""
+    graph = trace(network_of(name), (4, 3, 12, 12))
+    return plan_by_rule(graph, Mesh(sizes), min_multiply_adds=0)
+
+
+def told_for(name: str, sizes: Mapping[str, int], num_samples: int, num_micro_batches: int) -> Any:
+    """What an update of ``plan_for`` communicates over the channel axis, without the norm; on rank 0."""
+    resolved = resolve(trace(network_of(name), (num_samples, 3, 12, 12)), plan_for(name, sizes))
+    found = channel_collectives(resolved, position=0, num_micro_batches=num_micro_batches)
+    return {entry.kind: (entry.number, entry.num_bytes) for entry in found}
+
+
+def train(
+    _engine: Engine,
+    world: World,
+    *,
+    sizes: Mapping[str, int],
+    name: str,
+    counts: Sequence[int] = FULL,
+    start: TrainState | None = None,
+    first_update: int = 0,
+    infinite_on: int | None = None,
+    loss_scale: float = 1.0,
+    **parts: dict[str, Any],
+) -> dict[str, Any]:
+    """Trains for ``len(counts)`` updates; ``parts`` are sections of the run, with the plan's path in ``strategy``."""
+    engine, placed = on_mesh(world, sizes)
+    run = run_config(**parts)
+    step = engine.build_step(network_of(name), run, pixel_scale=SCALE)
+    if start is not None:
+        step.import_state(start)
+    losses, norms, overflows, states = [], [], [], []
+    for update, count in enumerate(counts, start=first_update):
+        batches = batches_of(update, count, placed.mesh.size("data"), placed.shard, run.strategy.accumulation)
+        if infinite_on == world.rank and update == 1:
+            batches = [Batch(b.images_NHWC, b.labels_N, np.full_like(b.weights_N, 3e38)) for b in batches]
+        result = step.update(
+            batches,
+            global_count=count,
+            learning_rate=run.optimizer.learning_rate,
+            loss_scale=loss_scale,
+            update_index=update,
+        )
+        of_rank = engine.all_gather(float(result.loss_sum))
+        losses.append(sum(of_rank[rank] for rank in placed.mesh.groups("data")[0]) / count)
+        norms.append(result.gradient_norm)
+        overflows.append(result.overflow)
+        states.append(step.export_state())
+    check_sync(step.local_tensors(), all_gather=engine.all_gather, groups=placed.mesh.groups("data"))
+    check_replicas(step, placed, engine)
+    evaluated = step.evaluate(batches_of(99, 8, 1, 0, 1)[0])
+    return {
+        "losses": losses,
+        "norms": norms,
+        "overflows": overflows,
+        "states": states,
+        "collectives": step.collectives(),
+        "num_parameters": step.num_parameters(),
+        "optimizer_bytes": step.optimizer_bytes(),
+        "parameter_bytes": [parameter.nbytes for parameter in step._trained.values()],
+        "eval_loss": float(evaluated.loss_sum),
+    }
+
+
+def check_replicas(step: Any, world: World, engine: MindSporeEngine) -> None:
+    """Whole tensors of a split network are equal on all ranks, bit for bit."""
+    shards = step._split.shards if step._split is not None else {}
+    whole = {name: array for name, array in step.local_tensors().items() if name not in shards}
+    check_sync(whole, all_gather=engine.all_gather)
+
+
+def batches_of(update: int, count: int, num_shards: int, shard: int, accumulation: int) -> list[Batch]:
+    """Micro-batches of a shard."""
+    return micro_batches(update, count, num_shards=num_shards, shard=shard, accumulation=accumulation)
+
+
+def train_alone(
+    *, name: str, num_shards: int = 1, counts: Sequence[int] = FULL, reverse: bool = False, **parts: dict[str, Any]
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """The same on one device, without anything of the ranks; optionally with the samples in another order."""
+    parts = {**parts, "strategy": {"accumulation": parts.get("strategy", {}).get("accumulation", 1)}}
+    run = run_config(**parts)
+    network = network_of(name)
+    device = OneDevice(network, run, pixel_scale=SCALE)
+    losses = []
+    for update, count in enumerate(counts):
+        shards = [batches_of(update, count, num_shards, s, run.strategy.accumulation) for s in range(num_shards)]
+        if reverse:
+            shards = [[_reversed(batch) for batch in batches] for batches in shards]
+        losses.append(device.update(shards, count=count, notes=None))
+    from convmesh.engines.mindspore.state import export_network
+
+    return losses, export_network(network)
+
+
+def _reversed(batch: Batch) -> Batch:
+    return Batch(batch.images_NHWC[::-1].copy(), batch.labels_N[::-1].copy(), batch.weights_N[::-1].copy())
