@@ -70,6 +70,21 @@ class Slopes(nn.Module):
         return self.conv3(x).mean((2, 3))
 
 
+class Scales(nn.Module):
+    """A scalar and one slope that every rank uses for its own channels, so that their gradients are sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, padding=1)
+        self.slope = nn.PReLU()
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.shift = nn.Parameter(torch.linspace(-1, 1, 8).view(1, 8, 1, 1))
+        self.conv2 = nn.Conv2d(8, 10, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv2(self.slope(self.conv1(x)) * self.scale + self.shift).mean((2, 3))
+
+
 class Tied(nn.Module):
     """One convolution that is used twice."""
 
@@ -124,6 +139,7 @@ EXTRA = {
     "norms": Norms,
     "random": RandomLayers,
     "slopes": Slopes,
+    "scales": Scales,
     "tied": Tied,
     "opaque_module": lambda: Opaque(own_module=True),
     "opaque_function": lambda: Opaque(own_module=False),

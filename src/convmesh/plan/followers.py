@@ -72,7 +72,9 @@ def needs_whole(graph: Graph, node: Node) -> str | None:
         return "it counts channels from the first of all"
     if node.kind in ("mean", "sum") and not node.attributes["keep_dims"] and 0 in node.attributes["dims"]:
         return "it moves the channels to another dim"
-    if not node.output_shapes or min(len(shape) for shape in (*graph.input_shapes(node), *node.output_shapes)) < 2:
+    # Of several inputs some may be spread over the channels of the others.
+    shapes = node.output_shapes if len(node.inputs) > 1 else (*graph.input_shapes(node), *node.output_shapes)
+    if not shapes or min(map(len, shapes)) < 2:
         return "its tensors have no channels"
     return node_splits(graph, node).refused.get("channels")
 

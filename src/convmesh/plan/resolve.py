@@ -251,7 +251,9 @@ class _Resolver:
         node = self._graph.node(edge.node)
         if self._placement(edge) == target or found.get(node.name) == target:
             return True
-        if node.name in self._wanted or node.name in found:
+        # What was decided before changes only from split to whole, so that the walks come to an end.
+        settled = node.name in self._wanted and (target != Replicate() or self._wanted[node.name] == Replicate())
+        if settled or node.name in found:
             return False
         if self._can_change(node):
             found[node.name] = target
