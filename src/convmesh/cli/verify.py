@@ -65,6 +65,10 @@ def _describe(found: Verification) -> str:
             f"  {entry.kind:10} {entry.difference:9.2e}  allowed {entry.allowed:8.1e}  {verdict}  "
             f"({entry.num_tensors} compared; worst: {entry.name})"
         )
+    if any(entry.is_rounding for entry in found.worst):
+        lines.append(
+            "Where more is allowed than usual, rounding alone differs so much; --dtype float64 settles doubts."
+        )
     lines.append("Collectives of one update on rank 0, counted and told beforehand:")
     for check in found.collectives:
         told = "as told" if check.passed else f"told {check.expected_number} x, {format_bytes(check.expected_bytes)}"
