@@ -177,6 +177,20 @@ def test_a_killed_rank_ends_the_run_with_a_sentence(config, tmp_path, engine):
     assert find_checkpoints(tmp_path / "run" / "checkpoints")
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ranks_end_with_the_killed_command_and_the_run_goes_on(config, tmp_path, engine):
+    need(engine)
+    settings = ["--engine", engine, "--ranks", 2, "--run-dir", tmp_path / "run"]
+    process = start("train", config, *settings, "--set", "train.epochs=500")
+    wait_for_checkpoint(tmp_path / "run", 1, process)
+    ranks = [int((tmp_path / "run" / "logs" / f"rank_{rank}.pid").read_text()) for rank in range(2)]
+    process.kill()
+    process.communicate()
+    done = len(records(tmp_path / "run", "eval"))
+    convmesh("train", config, *settings, "--resume", "--set", f"train.epochs={done + 1}")
+    assert not [rank for rank in ranks if psutil.pid_exists(rank)]
+
+
 @pytest.mark.torch
 def test_ranks_that_torchrun_started_are_joined(config, tmp_path):
     need("torch")

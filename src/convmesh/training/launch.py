@@ -22,12 +22,12 @@ from convmesh.engines import load_launcher
 from convmesh.engines.contract import LaunchRequest
 from convmesh.errors import ConvMeshError, LaunchError
 from convmesh.mesh import Mesh
+from convmesh.training.processes import STARTER, name_this_process, rank_process
 from convmesh.training.run_folder import RunFolder
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 8.0
 _LOG_LINES = 12
-_WORKERS = frozenset({"convmesh.training.worker", "convmesh.training.verify_worker"})
 _PORT_TAKEN = ("address already in use", "eaddrinuse", "port is already", "bind failed")
 # What a rank reports when another one left it in the middle of a collective: a consequence, not a cause.
 _CONSEQUENCES = ("connection closed", "connection reset", "connection refused", "broken pipe", "gloo", "nccl", "mccl",
@@ -120,7 +120,7 @@ def launch(plan: LaunchPlan, *, folder: RunFolder) -> None:
         try:
             process = subprocess.Popen(
                 plan.command,
-                env={**os.environ, **plan.environment},
+                env={**os.environ, **plan.environment, STARTER: name_this_process()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -186,12 +186,7 @@ class _Watch:
             time.sleep(_POLL_SECONDS)
 
     def _rank_process(self, rank: int) -> psutil.Process | None:
-        try:
-            process = psutil.Process(int(self._folder.rank_file(rank, "pid").read_text()))
-            # A number can be given to another process after the rank has ended.
-            return process if not _WORKERS.isdisjoint(process.cmdline()) else None
-        except (OSError, ValueError, psutil.Error):
-            return None
+        return rank_process(self._folder.rank_file(rank, "pid"))
 
     def _is_done(self, rank: int) -> bool:
         return self._folder.rank_file(rank, "done").exists()

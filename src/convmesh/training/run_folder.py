@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from convmesh.config import RunConfig, dump_config, load_config
 from convmesh.errors import ConvMeshError, RunFolderError, raise_all
+from convmesh.training.processes import await_earlier_ranks
 
 # What may change when a run is resumed: how it is computed and watched, never what is computed.
 _MAY_CHANGE = {
@@ -68,6 +69,7 @@ class RunFolder:
                 folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
             self._accept(run, resume=resume)
+            await_earlier_ranks(self.logs)
             for old in (*self.logs.glob("rank_*"), *self.logs.glob("*.error"), self.logs / "launcher.log"):
                 old.unlink(missing_ok=True)
             self.summary.unlink(missing_ok=True)

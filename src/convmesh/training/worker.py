@@ -15,6 +15,7 @@ from convmesh.config import load_config
 from convmesh.engines.contract import World
 from convmesh.errors import ConvMeshError, LaunchError
 from convmesh.mesh import parse_mesh
+from convmesh.training.processes import end_with_starter
 from convmesh.training.rank import run_rank
 from convmesh.training.ranks import RankPlace, find_rank
 from convmesh.training.run_folder import RunFolder, write_atomically, write_json
@@ -36,6 +37,7 @@ def main(arguments: list[str], run: Callable[..., None] = run_rank) -> int:
     if place is None:
         print("This is started by convmesh train, one process per rank.", file=sys.stderr)
         return 2
+    end_with_starter()
     if os.environ.get("MS_ROLE") == "MS_SCHED":
         return _serve_as_scheduler(place, folder)
     _redirect_output(folder.rank_file(place.rank, "log"))
