@@ -15,6 +15,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, communication, nn, ops
 
 from convmesh.engines.contract import World
+from convmesh.engines.mindspore.shared_memory import SharedSum, is_wanted
 
 
 class DataAxis:
@@ -25,12 +26,18 @@ class DataAxis:
         size: Ranks on the axis.
         group: Name of their group; None for all ranks of the run.
         first_rank: Rank of position 0.
+
+    Attributes:
+        shares_memory: Whether they compute on the CPU of one machine and are all ranks of the run.
+        shared: What they sum through shared memory, by the shapes of the tensors; None where memory did not suffice.
     """
 
     def __init__(self, *, position: int = 0, size: int = 1, group: str | None = None, first_rank: int = 0) -> None:
         self.position = position
         self.size = size
         self.first_rank = first_rank
+        self.shares_memory = False
+        self.shared: dict[tuple[tuple[int, ...], ...], SharedSum | None] = {}
         self._group = group
 
     def all_reduce(self, *, bucket: int = 0, index: int = 0) -> ops.AllReduce:
@@ -81,11 +88,14 @@ class BucketedSum:
             members.setdefault(bucket, []).append(index)
         self._members = [members[bucket] for bucket in sorted(members)]
         self._graphs = [_FusedSum(axis, len(indices), dtype=dtype) for indices in self._members]
+        self._axis = axis
+        self._may_share = axis.shares_memory and axis.size > 1 and dtype == ms.float32 and is_wanted()
+        self._shared: SharedSum | None = None
 
     @property
     def num_buckets(self) -> int:
-        """Collectives of one call."""
-        return len(self._graphs)
+        """Sums of one call: one of all tensors in shared memory, or one per bucket."""
+        return 1 if self._shared is not None else len(self._graphs)
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Sums the tensors.
@@ -94,13 +104,29 @@ class BucketedSum:
             tensors: One per bucket entry, in float32.
 
         Returns:
-            The sums, in the same order, in float32.
+            The sums, in the same order, in float32; the next call may overwrite them.
         """
+        if self._may_share and self._shared is None:
+            self._share(tuple(tuple(tensor.shape) for tensor in tensors))
+        if self._shared is not None:
+            return self._shared(tensors)
         sums = list(tensors)
         for indices, graph in zip(self._members, self._graphs, strict=True):
             for index, total in zip(indices, graph(*[tensors[index] for index in indices]), strict=True):
                 sums[index] = total
         return sums
+
+    def _share(self, shapes: tuple[tuple[int, ...], ...]) -> None:
+        if shapes not in self._axis.shared:
+            barrier, one = _FusedSum(self._axis, 1, dtype=ms.float32), as_scalar(1.0)
+
+            def wait() -> None:
+                barrier(one)[0].asnumpy()
+
+            shared = SharedSum(position=self._axis.position, size=self._axis.size, barrier=wait, gather=gather_values)
+            self._axis.shared[shapes] = shared if shared.prepare(shapes) else None
+        self._shared = self._axis.shared[shapes]
+        self._may_share = self._shared is not None
 
 
 class _FusedSum(nn.Cell):
@@ -128,7 +154,9 @@ def enable_fusion() -> None:
 def data_axis(world: World) -> DataAxis:
     """The data axis of a rank; every rank makes all groups of the axis, in the same order."""
     position, size, group, first_rank = place_on_axis(world, "data")
-    return DataAxis(position=position, size=size, group=group, first_rank=first_rank)
+    axis = DataAxis(position=position, size=size, group=group, first_rank=first_rank)
+    axis.shares_memory = world.device == "cpu" and size == world.num_ranks == world.num_local_ranks
+    return axis
 
 
 def place_on_axis(world: World, axis: str) -> tuple[int, int, str | None, int]:
