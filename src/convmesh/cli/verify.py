@@ -74,10 +74,11 @@ def _describe(found: Verification) -> str:
         told = "as told" if check.passed else f"told {check.expected_number} x, {format_bytes(check.expected_bytes)}"
         lines.append(f"  {check.axis:8} {check.number:4} x {check.kind:15} {format_bytes(check.num_bytes):>12}  {told}")
     memory = found.memory
+    lines.append("Memory of the fullest rank, and of one device with the same micro-batch:")
+    if memory.one_device_saved_bytes:
+        kept, alone = format_bytes(max(memory.saved_bytes)), format_bytes(memory.one_device_saved_bytes)
+        lines.append(f"  kept for the backward {kept} of {alone}")
     lines += [
-        "Memory of the fullest rank, and of one device with the same micro-batch:",
-        f"  kept for the backward {format_bytes(max(memory.saved_bytes))} of "
-        f"{format_bytes(memory.one_device_saved_bytes)}",
         f"  peak of the process   {format_bytes(max(memory.peak_bytes))} of "
         f"{format_bytes(memory.one_device_peak_bytes)}",
         "The parallel run equals one device." if found.passed else "The parallel run DIFFERS from one device.",

@@ -8,7 +8,7 @@ from convmesh.config.schema import RunConfig
 from convmesh.errors import ConfigError, ConvMeshError
 from convmesh.mesh import Mesh
 
-SPLIT_AXES = {"torch": ("data", "channel"), "mindspore": ("data",)}
+SPLIT_AXES = {"torch": ("data", "channel"), "mindspore": ("data", "channel")}
 """Axes along which an engine can split a network."""
 
 
@@ -81,11 +81,10 @@ def _data(run: RunConfig) -> Iterator[ConvMeshError]:
 def _strategy(run: RunConfig, mesh: Mesh) -> Iterator[ConvMeshError]:
     for axis in unsplit_axes(run, mesh=mesh):
         able = SPLIT_AXES[run.engine]
-        other = " or the engine torch" if axis == "channel" else ""
         yield ConfigError(
             f"this version splits a network on {run.engine} along {' and '.join(able)} only, not along '{axis}'",
             got=str(mesh),
-            fix=f"Use --mesh data={mesh.num_ranks}{other}",
+            fix=f"Use --mesh data={mesh.num_ranks}",
         )
     micro_batches = mesh.size("data") * run.strategy.accumulation
     batch = run.train.global_batch

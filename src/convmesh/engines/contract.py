@@ -171,7 +171,8 @@ class Observation:
         gradients: Whole gradients of the first update, by parameter.
         parameters: Whole parameters after all updates.
         buffers: Whole buffers after all updates.
-        saved_bytes: The most that a forward of the first update kept for its backward, each memory once.
+        saved_bytes: The most that a forward of the first update kept for its backward, each memory once; 0 where the
+            engine can't tell.
         peak_memory_bytes: Largest memory of this rank.
         parameter_bytes: Of each trainable parameter as this rank holds it, in order.
         buffer_bytes: Of this rank's floating-point buffers together.

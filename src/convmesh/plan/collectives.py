@@ -88,6 +88,7 @@ def update_collectives(
     num_micro_batches: int = 1,
     element_bytes: int | None = None,
     deterministic: bool = True,
+    norm_bytes: int = NORM_BYTES,
 ) -> tuple[Expected, ...]:
     """All that one update communicates over the channel axis: activations, the norm, and what keeps replicas equal.
 
@@ -97,6 +98,7 @@ def update_collectives(
         num_micro_batches: Micro-batches of the update, each as large as the graph's.
         element_bytes: Bytes of one element, if not as in the graph.
         deterministic: Whether equal work gives equal bits, as on the CPU.
+        norm_bytes: Bytes by which the ranks agree on the norm.
 
     Returns:
         One entry per kind of collective, kinds sorted.
@@ -108,7 +110,7 @@ def update_collectives(
         )
     }
     norm = found.get("all-reduce", Expected("all-reduce", 0, 0))
-    found["all-reduce"] = Expected("all-reduce", norm.number + 1, norm.num_bytes + NORM_BYTES)
+    found["all-reduce"] = Expected("all-reduce", norm.number + 1, norm.num_bytes + norm_bytes)
     if resolved.num_whole_trainable and resolved.replicas_may_differ(deterministic=deterministic):
         size = element_bytes if element_bytes is not None else next(iter(resolved.graph)).element_bytes
         found["broadcast"] = Expected("broadcast", 1, size * resolved.num_whole_trainable)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, replace
+from typing import Any
 
 from convmesh.config import RunConfig
 from convmesh.data.open import DataSets
@@ -45,7 +47,8 @@ def plan_run(run: RunConfig, *, mesh: Mesh, datasets: DataSets) -> RunPlan:
         ConvMeshError: If the network can't be built or read, or the plan doesn't fit it; several mistakes are listed
             together as a ``MistakeList``.
     """
-    graph = _trace(run, mesh, datasets)
+    network = _build(run, datasets)
+    graph = _trace(network, run, mesh, datasets)
     mistakes: list[ConvMeshError] = [*_wrong_output(graph, datasets)]
     plan = plan_by_rule(graph, mesh)
     if run.strategy.plan is not None:
@@ -62,15 +65,19 @@ def plan_run(run: RunConfig, *, mesh: Mesh, datasets: DataSets) -> RunPlan:
     except ConvMeshError as found:
         raise_all([*mistakes, found])
         raise
-    raise_all(mistakes)
+    refusals = getattr(importlib.import_module(f"convmesh.engines.{run.engine}.parallelize"), "refusals", None)
+    raise_all([*mistakes, *(refusals(network, resolved) if refusals is not None else ())])
     return RunPlan(plan, resolved)
 
 
-def _trace(run: RunConfig, mesh: Mesh, datasets: DataSets) -> Graph:
-    height, width, num_channels = datasets.image_shape_HWC
-    network = load_engine(run.engine).build_network(
+def _build(run: RunConfig, datasets: DataSets) -> Any:
+    return load_engine(run.engine).build_network(
         run.model, num_classes=len(datasets.class_names), num_channels=datasets.num_channels, seed=run.train.seed
     )
+
+
+def _trace(network: Any, run: RunConfig, mesh: Mesh, datasets: DataSets) -> Graph:
+    height, width, num_channels = datasets.image_shape_HWC
     num_samples = max(1, run.train.global_batch // (mesh.size("data") * run.strategy.accumulation))
     return trace(network, (num_samples, num_channels, height, width))
 

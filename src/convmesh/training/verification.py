@@ -205,6 +205,8 @@ def _expected(subject: Subject, first: Observation) -> Mapping[str, Sequence[Exp
     num_shards = subject.mesh.size("data")
     strategy = subject.run.strategy
     found: dict[str, Sequence[Expected]] = {}
+    if subject.run.engine == "mindspore":
+        return _expected_of_mindspore(subject, first)
     slice_bytes = 0
     if strategy.optimizer_sharding:
         size = _BYTES[subject.dtype]
@@ -224,6 +226,31 @@ def _expected(subject: Subject, first: Observation) -> Mapping[str, Sequence[Exp
             num_micro_batches=strategy.accumulation,
             element_bytes=_BYTES[subject.dtype],
             deterministic=subject.device == "cpu",
+        )
+    return found
+
+
+def _expected_of_mindspore(subject: Subject, first: Observation) -> Mapping[str, Sequence[Expected]]:
+    from convmesh.engines.mindspore import partition
+
+    strategy = subject.run.strategy
+    found: dict[str, Sequence[Expected]] = {
+        "data": partition.data_collectives(
+            first.parameter_bytes,
+            first.buffer_bytes,
+            num_ranks=subject.mesh.size("data"),
+            bucket_bytes=strategy.bucket_bytes,
+            shares=strategy.optimizer_sharding,
+        )
+    }
+    if subject.plan is not None:
+        found[CHANNEL] = update_collectives(
+            subject.plan.resolved,
+            position=0,
+            num_micro_batches=strategy.accumulation,
+            element_bytes=_BYTES[subject.dtype],
+            deterministic=subject.device == "cpu",
+            norm_bytes=partition.NORM_BYTES,
         )
     return found
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +12,13 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from convmesh.engines.contract import Arrays
+from convmesh.engines.contract import Arrays, CollectiveCount
 from convmesh.engines.mindspore.channel_axis import ChannelAxis
+from convmesh.plan import CHANNEL
 from convmesh.plan.placement import ParameterShard
 from convmesh.plan.resolved import ResolvedPlan
 
 _ATTRIBUTE = "convmesh_channel_split"
-
-NORM_BYTES = 8
-"""Bytes of the all-reduce by which the ranks agree on overflow and the gradient's norm: two numbers in float32."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,11 @@ class ChannelSplit:
     resolved: ResolvedPlan
     axis: ChannelAxis
     shards: Mapping[str, ParameterShard]
+
+    @property
+    def replicas_may_differ(self) -> bool:
+        """Whether gradients of whole parameters may differ in bits between ranks."""
+        return self.resolved.replicas_may_differ(deterministic=not self.axis.native)
 
     @property
     def summed(self) -> frozenset[str]:
@@ -95,6 +99,79 @@ def split_of(network: nn.Cell) -> ChannelSplit | None:
 def note_split(network: nn.Cell, split: ChannelSplit) -> None:
     """Notes how a network was split."""
     object.__setattr__(network, _ATTRIBUTE, split)
+
+
+class FromFirst(nn.Cell):
+    """The tensors of the first rank of the channel axis, in one collective.
+
+    Args:
+        shapes: Of the tensors.
+        axis: The channel axis.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], axis: ChannelAxis) -> None:
+        super().__init__(auto_prefix=False)
+        self.shapes = tuple(shapes)
+        ends = list(itertools.accumulate(math.prod(shape) for shape in self.shapes))
+        self.spans = tuple(zip([0, *ends[:-1]], ends, strict=True))
+        self.is_first = axis.position == 0
+        self.sum = axis.all_reduce()
+
+    def construct(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The first rank's tensors.
+
+        Args:
+            *tensors: This rank's, in float32.
+
+        Returns:
+            The same on all ranks, bit for bit but for the sign of zeros.
+        """
+        parts: tuple[Tensor, ...] = ()
+        for tensor in tensors:
+            parts += (ops.reshape(tensor, (-1,)),)
+        flat = ops.concat(parts, 0)
+        if not self.is_first:
+            flat = ops.zeros_like(flat)
+        flat = self.sum(flat)
+        found: tuple[Tensor, ...] = ()
+        for index, span in enumerate(self.spans):
+            found += (ops.reshape(flat[span[0] : span[1]], self.shapes[index]),)
+        return found
+
+
+class Equalizer:
+    """Gives every rank the first one's gradients of whole parameters: else replicas would drift apart, by rounding.
+
+    Args:
+        trained: All trainable parameters, by neutral name.
+        split: How the network is split.
+    """
+
+    def __init__(self, trained: Mapping[str, Parameter], split: ChannelSplit) -> None:
+        self._places = [place for place, name in enumerate(trained) if name not in split.shards]
+        shapes = [tuple(parameter.shape) for name, parameter in trained.items() if name not in split.shards]
+        self._num_bytes = 4 * sum(math.prod(shape) for shape in shapes)
+        self._from_first = FromFirst(shapes, split.axis) if shapes else None
+
+    def __call__(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients that are equal on all ranks of the axis; all must call.
+
+        Args:
+            gradients: This rank's, one per trainable parameter.
+
+        Returns:
+            The same, with the first rank's of whole parameters.
+        """
+        found = list(gradients)
+        if self._from_first is not None:
+            equal = self._from_first(*[found[place] for place in self._places])
+            for place, gradient in zip(self._places, equal, strict=True):
+                found[place] = gradient
+        return found
+
+    def count(self) -> CollectiveCount:
+        """What one call communicates, as it is meant: a broadcast."""
+        return CollectiveCount("gradients", "broadcast", int(self._num_bytes > 0), self._num_bytes, axis=CHANNEL)
 
 
 class HalfSquare(nn.Cell):

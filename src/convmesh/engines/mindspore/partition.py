@@ -6,6 +6,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from convmesh.plan.collectives import Expected
+
+NORM_BYTES = 8
+"""Bytes of the all-reduce by which the ranks of the channel axis agree on overflow and the gradient's norm: two numbers
+in float32, the only type that MindSpore sums on the CPU."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -62,3 +68,25 @@ def own_intervals(counts: Sequence[int], *, position: int, size: int) -> tuple[I
         stop = min(max(last, begin), end) - begin
         intervals.append(Interval(start, max(start, stop)))
     return tuple(intervals)
+
+
+def data_collectives(
+    parameter_bytes: Sequence[int], buffer_bytes: int, *, num_ranks: int, bucket_bytes: int, shares: bool = False
+) -> tuple[Expected, ...]:
+    """The closed form: what one update in float32 communicates over the data axis.
+
+    Args:
+        parameter_bytes: Of each trainable parameter as a rank holds it, in order.
+        buffer_bytes: Of a rank's buffers.
+        num_ranks: Ranks on the data axis.
+        bucket_bytes: A bucket is closed before the tensor that would make it larger.
+        shares: Whether the optimizer is sharded, so that new parameters travel as gradients do.
+
+    Returns:
+        The all-reduces; none on an axis of one.
+    """
+    if num_ranks == 1:
+        return ()
+    times = 2 if shares else 1
+    number = max(plan_buckets(parameter_bytes, bucket_bytes=bucket_bytes))
+    return (Expected("all-reduce", times * number + (buffer_bytes > 0), times * sum(parameter_bytes) + buffer_bytes),)

@@ -11,14 +11,14 @@ from convmesh.config.schema import RunConfig
 from convmesh.engines.contract import Arrays, Batch, CollectiveCount, EvalSums, PixelScale, TrainState, UpdateResult
 from convmesh.engines.mindspore.average import WeightAverage
 from convmesh.engines.mindspore.buffers import Buffers
-from convmesh.engines.mindspore.channel_split import NORM_BYTES, ChannelSplit, HalfSquare, split_of
+from convmesh.engines.mindspore.channel_split import ChannelSplit, Equalizer, HalfSquare, split_of
 from convmesh.engines.mindspore.collectives import BucketedSum, DataAxis, as_scalar
 from convmesh.engines.mindspore.gradients import Accumulate, Backward, Take
 from convmesh.engines.mindspore.graph_record import Recorded, added
 from convmesh.engines.mindspore.loader import MindSporeBatch, to_device
 from convmesh.engines.mindspore.objective import Evaluation, Loss
 from convmesh.engines.mindspore.optimizer import Optimizer
-from convmesh.engines.mindspore.partition import plan_buckets
+from convmesh.engines.mindspore.partition import NORM_BYTES, plan_buckets
 from convmesh.engines.mindspore.state import (
     export_parameters,
     find_misfits,
@@ -55,6 +55,7 @@ class MindSporeTrainStep:
         self._run = run
         self._axis = axis
         self._split = split_of(network)
+        self._equalizer: Equalizer | None = None
         self._num_channels = len(pixel_scale.factor_C)
         self._num_updates = 0
         self._counts: tuple[CollectiveCount, ...] = ()
@@ -62,6 +63,8 @@ class MindSporeTrainStep:
         self._trained = _trained_parameters(self._named, network)
         self.on_scores: Callable[[Tensor], None] | None = None
         self.on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None
+        if self._split is not None and self._split.replicas_may_differ:
+            self._equalizer = Equalizer(self._trained, self._split)
         buckets = self._plan_buckets()
         self._optimizer = Optimizer(
             self._trained,
@@ -102,6 +105,8 @@ class MindSporeTrainStep:
         loss_sum, gradients = self._differentiate(batches, factor=as_scalar(loss_scale / global_count))
         if self._axis.size > 1:
             gradients = self._sum(gradients)
+        if self._equalizer is not None:
+            gradients = self._equalizer(gradients)
         if self.on_gradients is not None:
             self.on_gradients(dict(zip(self._trained, gradients, strict=True)))
         coefficients = self._optimizer.coefficients(
@@ -261,6 +266,8 @@ class MindSporeTrainStep:
         if self._split is not None:
             graphs = [self._backward, *(self._accumulation or ())[:1]]
             counts += added([count for graph in graphs for count in graph.take_counts()])
+            if self._equalizer is not None:
+                counts.append(self._equalizer.count())
             counts.append(CollectiveCount("norm", "all-reduce", 1, NORM_BYTES, axis=CHANNEL))
         return tuple(counts)
 
