@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import unittest.mock
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -186,3 +187,25 @@ def networks(
         except ConvMeshError as error:
             answers.append(str(error))
     return answers
+
+
+def equalize(engine: Engine, world: World) -> dict[str, Any]:
+    """Gradients that differ between ranks, made equal as where bits of equal work may differ."""
+    channel, _ = on_mesh(world, {"data": 1, CHANNEL: world.num_ranks})
+    network = NETWORKS["swish"]().to(memory_format=torch.channels_last)
+    resolved = resolve(trace(network, (4, 3, 16, 16)), plan_of({"conv1": "out_channels"}, world.num_ranks))
+    axis = ChannelAxis(channel._channel, channels_last=True)
+    split = split_of(apply(network, resolved, axis))
+    assert split is not None
+    for number, parameter in enumerate(network.parameters()):
+        parameter.grad = torch.full_like(parameter, 10.0 * number + world.rank)
+    axis.begin_update()
+    gradients = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    with unittest.mock.patch.object(type(resolved), "replicas_may_differ", return_value=True):
+        split.equalize_(gradients)
+    return {
+        "added": {name: float((p.grad % 10).mean()) for name, p in network.named_parameters() if p.grad is not None},
+        "counted": axis.counts(),
+        "split": sorted(split.shards),
+        "num_whole": split.resolved.num_whole_trainable,
+    }

@@ -79,3 +79,12 @@ def test_what_cannot_be_split_exactly_is_refused(rank_pool: Pools) -> None:
         assert "got shape (2, 2048), expected 1024 channels" in reshape
         assert "x.shape" in reshape
         assert "conv2 can't be split by 'out_channels': its module is called several times" in tied
+
+
+def test_replicas_are_made_equal_where_their_bits_may_differ(rank_pool: Pools) -> None:
+    for rank, answer in enumerate(rank_pool("torch", 2).run("tests.multiprocess.channel_cases:equalize")):
+        for name, added in answer["added"].items():
+            assert added == (rank if name in answer["split"] else 0), name
+        assert answer["split"] == ["conv1.bias", "conv1.weight", "gamma"]
+        (count,) = answer["counted"]
+        assert (count.kind, count.number, count.num_bytes) == ("broadcast", 1, 4 * answer["num_whole"])
