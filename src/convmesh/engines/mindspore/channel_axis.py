@@ -107,7 +107,7 @@ _CHUNK = 2**20
 
 
 def channel_axis(world: World) -> ChannelAxis | None:
-    """The channel axis of a rank, None if there is none; every rank makes all groups of the axis, in the same order."""
+    """The channel axis of a rank, None if there is none; all ranks must call it."""
     if world.mesh.size(CHANNEL) == 1:
         return None
     position, size, group, first_rank = place_on_axis(world, CHANNEL)

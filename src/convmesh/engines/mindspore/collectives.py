@@ -152,7 +152,7 @@ def enable_fusion() -> None:
 
 
 def data_axis(world: World) -> DataAxis:
-    """The data axis of a rank; every rank makes all groups of the axis, in the same order."""
+    """The data axis of a rank; all ranks must call it."""
     position, size, group, first_rank = place_on_axis(world, "data")
     axis = DataAxis(position=position, size=size, group=group, first_rank=first_rank)
     axis.shares_memory = world.device == "cpu" and size == world.num_ranks == world.num_local_ranks
@@ -160,7 +160,7 @@ def data_axis(world: World) -> DataAxis:
 
 
 def place_on_axis(world: World, axis: str) -> tuple[int, int, str | None, int]:
-    """Makes all groups of an axis, in the same order on every rank.
+    """Makes the group of a rank along an axis; all ranks must call it.
 
     Args:
         world: Of this rank.
@@ -174,11 +174,12 @@ def place_on_axis(world: World, axis: str) -> tuple[int, int, str | None, int]:
         return world.rank, size, None, 0
     place: tuple[int, int, str | None, int] = (0, 1, None, 0)
     for ranks in world.mesh.groups(axis):
-        name = f"convmesh_{axis}_{ranks[0]}_of_{len(ranks)}"
-        if len(ranks) > 1:
-            communication.create_group(name, list(ranks))
+        # MindSpore refuses a group on a rank that is none of its own.
         if world.rank in ranks:
-            place = ranks.index(world.rank), len(ranks), name if len(ranks) > 1 else None, ranks[0]
+            name = f"convmesh_{axis}_{ranks[0]}_of_{len(ranks)}" if len(ranks) > 1 else None
+            if name is not None:
+                communication.create_group(name, list(ranks))
+            place = ranks.index(world.rank), len(ranks), name, ranks[0]
     return place
 
 
