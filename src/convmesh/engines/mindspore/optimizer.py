@@ -1,12 +1,11 @@
-"""Applying reduced gradients in one graph: overflow check, unscaling, clipping, optimizer; whole or sharded.
+"""Applying reduced gradients: overflow check, unscaling, clipping, optimizer; whole or sharded.
 
-A skipped update needs no second graph and no branch: dividing by 0 with ``DivNoNan`` turns any gradient, even one that
-is no number, into 0. With the coefficients of a skipped update (learning rate 0, momentum 1) each value then stays what
-it is, bit for bit.
+One graph finds the norm, which tells whether a gradient is not finite; the host decides; another graph updates.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import mindspore as ms
@@ -64,47 +63,45 @@ class Optimizer:
             for slot in _slot_names(config)
         }
         whole = list(parameters.values())
-        square = half_square or HalfSquare((False,) * len(whole), None)
-        self._in_place = UpdateWhole(whole, config, slots=self._slots, half_square=square)
-        self._slices = UpdateSlices(whole, config, slots=self._slots, half_square=square, intervals=self._intervals)
+        self._whole = whole
+        self._half_square = _Norm(half_square or HalfSquare((False,) * len(whole), None))
+        self._updates: dict[bool, nn.Cell] = {}
         self._sum = BucketedSum(axis, buckets)
         self._put = _Put(whole)
 
-    def apply(self, gradients: Sequence[Tensor], coefficients: tuple[Tensor, ...]) -> tuple[bool, float]:
+    def apply(
+        self, gradients: Sequence[Tensor], *, learning_rate: float, loss_scale: float, num_updates: int
+    ) -> tuple[bool, float]:
         """Updates the parameters, unless a gradient is not finite. With a shard, all ranks must call it.
 
         Args:
             gradients: Summed over all ranks, times the loss scale.
-            coefficients: From ``coefficients``.
-
-        Returns:
-            Whether the update was skipped, and the global norm before clipping. Both are equal on all ranks: those that
-            split samples hold the same gradients, those that split channels add up their squares.
-        """
-        if not self.is_sharded:
-            applied, norm = self._in_place(*coefficients, *gradients)
-            return float(applied.asnumpy()) == 0.0, float(norm.asnumpy())
-        applied, norm, *values = self._slices(*coefficients, as_scalar(0.0), *gradients)
-        skipped = float(applied.asnumpy()) == 0.0
-        if not skipped:
-            # Every rank contributes its part within zeros.
-            self._put(*self._sum(values))
-        return skipped, float(norm.asnumpy())
-
-    def coefficients(self, *, learning_rate: float, loss_scale: float, num_updates: int) -> tuple[Tensor, ...]:
-        """The last inputs of ``apply``.
-
-        Args:
             learning_rate: For this update.
             loss_scale: Taken out of the gradients.
             num_updates: Updates applied so far, for AdamW's bias correction.
 
         Returns:
-            Learning rate, loss scale, and ``1 - beta^t`` for both of AdamW's moments.
+            Whether the update was skipped, and the global norm before clipping. Both are equal on all ranks: those that
+            split samples hold the same gradients, those that split channels add up their squares.
         """
+        square = 2 * float(self._half_square(*gradients).asnumpy())
+        if not math.isfinite(square):
+            return True, square
+        norm = math.sqrt(square) / loss_scale
+        divisor = loss_scale
+        if self._config.clip_norm is not None:
+            # The inverse of PyTorch's factor min(1, clip / (norm + e)).
+            divisor *= max(1.0, (norm + _NORM_EPSILON) / self._config.clip_norm)
         first, second = self._config.betas
         time = num_updates + 1
-        return tuple(map(as_scalar, (learning_rate, loss_scale, 1 - first**time, 1 - second**time)))
+        coefficients = map(as_scalar, (learning_rate, divisor, 1 - first**time, 1 - second**time))
+        update = self._update(divides=divisor != 1.0)
+        if self.is_sharded:
+            # Every rank contributes its part within zeros.
+            self._put(*self._sum(update(*coefficients, as_scalar(0.0), *gradients)))
+        else:
+            update(*coefficients, *gradients)
+        return False, norm
 
     def num_bytes(self) -> int:
         """Bytes of the optimizer's tensors on this rank."""
@@ -138,6 +135,16 @@ class Optimizer:
                 own = np.zeros(interval.size) if whole is None else whole.reshape(-1)[interval.start : interval.stop]
                 assign_array(tensor, own.astype(np.float32).reshape(tensor.shape))
 
+    def _update(self, *, divides: bool) -> nn.Cell:
+        if divides not in self._updates:
+            parts = (self._whole, self._config, self._slots)
+            self._updates[divides] = (
+                UpdateSlices(*parts, divides=divides, intervals=self._intervals)
+                if self.is_sharded
+                else UpdateWhole(*parts, divides=divides)
+            )
+        return self._updates[divides]
+
     def _slot_shape(self, parameter: Parameter, interval: Interval) -> tuple[int, ...]:
         # MindSpore has no tensors without elements; a rank that owns nothing of a parameter holds one unused number.
         return (max(interval.size, 1),) if self.is_sharded else tuple(parameter.shape)
@@ -149,6 +156,17 @@ class Optimizer:
         ]
 
 
+class _Norm(nn.Cell):
+    """Half the square of the norm of all gradients; not finite if one of them is not."""
+
+    def __init__(self, half_square: HalfSquare) -> None:
+        super().__init__(auto_prefix=False)
+        self.half_square = half_square
+
+    def construct(self, *gradients: Tensor) -> Tensor:
+        return self.half_square(gradients)
+
+
 class _Update(nn.Cell):
     """What both ways to update have in common.
 
@@ -156,22 +174,23 @@ class _Update(nn.Cell):
         parameters: Whole parameters.
         config: The optimizer.
         slots: Optimizer state per slot and parameter.
-        half_square: Half the square of the norm of the gradients.
+        divides: Whether gradients are divided by anything but 1, which costs a pass over memory.
     """
 
     def __init__(
         self,
         parameters: list[Parameter],
         config: OptimizerConfig,
-        *,
         slots: Mapping[str, list[Parameter]],
-        half_square: HalfSquare,
+        *,
+        divides: bool,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.parameters = ms.ParameterTuple(parameters)
         self.count = len(parameters)
         self.is_adamw = config.name == "adamw"
         self.is_plain = not slots
+        self.divides = divides
         self.first = ms.ParameterTuple(slots.get("exp_avg", slots.get("momentum", [])))
         self.second = ms.ParameterTuple(slots.get("exp_avg_sq", []))
         self.decays = tuple(
@@ -181,96 +200,74 @@ class _Update(nn.Cell):
         self.momentum = config.momentum
         self.beta1, self.beta2 = config.betas
         self.epsilon = config.epsilon
-        self.clip_norm = config.clip_norm or 0.0
-        self.half_square = half_square
-        self.divide = ops.DivNoNan()
         self.apply_momentum = ops.ApplyMomentum()
 
-    def judge(self, gradients: tuple[Tensor, ...], loss_scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Whether to apply the update, the divisor of the gradients (0 if not), and their norm."""
-        total = self.half_square(gradients) * 2.0
-        finite = ops.isfinite(total)
-        norm = ops.sqrt(total) / loss_scale
-        divisor = loss_scale
-        if self.clip_norm > 0:
-            # Gradients are divided by max(1, (norm + e) / clip): the inverse of min(1, clip / (norm + e)).
-            divisor = loss_scale * ops.maximum((norm + _NORM_EPSILON) / self.clip_norm, Tensor(1.0, ms.float32))
-        zero = Tensor(0.0, ms.float32)
-        return ops.cast(finite, ms.float32), ops.select(finite, divisor, zero), norm
+    def divided(self, gradient: Tensor, divisor: Tensor) -> Tensor:
+        """The gradient without loss scale, clipped."""
+        return gradient / divisor if self.divides else gradient
 
-    def decayed(self, index: int, value: Tensor, gradient: Tensor, applied: Tensor) -> Tensor:
+    def decayed(self, index: int, value: Tensor, gradient: Tensor) -> Tensor:
         """The gradient with SGD's weight decay."""
         if self.decays[index] > 0:
-            gradient = gradient + value * (applied * self.decays[index])
+            gradient = gradient + value * self.decays[index]
         return gradient
 
-    def sgd(self, index: int, value: Tensor, gradient: Tensor, applied: Tensor, rate: Tensor) -> Tensor:
+    def sgd(self, index: int, value: Tensor, gradient: Tensor, rate: Tensor) -> Tensor:
         """``buf = momentum * buf + (g + decay * p)``, ``p = p - rate * buf``, as ``torch.optim.SGD``."""
-        gradient = self.decayed(index, value, gradient, applied)
+        gradient = self.decayed(index, value, gradient)
         if not self.is_plain:
-            momentum = 1.0 - (1.0 - self.momentum) * applied
-            gradient = ops.assign(self.first[index], self.first[index] * momentum + gradient)
+            gradient = ops.assign(self.first[index], self.first[index] * self.momentum + gradient)
         return value - gradient * rate
 
     def adamw(
-        self,
-        index: int,
-        value: Tensor,
-        gradient: Tensor,
-        applied: Tensor,
-        rate: Tensor,
-        correction1: Tensor,
-        correction2: Tensor,
+        self, index: int, value: Tensor, gradient: Tensor, rate: Tensor, corrections: tuple[Tensor, Tensor]
     ) -> Tensor:
         """Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101, algorithm 2, as ``torch.optim.AdamW``."""
         if self.decays[index] > 0:
             value = value * (1.0 - rate * self.decays[index])
-        first = self.first[index] + (gradient - self.first[index]) * (applied * (1.0 - self.beta1))
-        second = self.second[index] + (gradient * gradient - self.second[index]) * (applied * (1.0 - self.beta2))
+        first = self.first[index] + (gradient - self.first[index]) * (1.0 - self.beta1)
+        second = self.second[index] * self.beta2 + gradient * gradient * (1.0 - self.beta2)
         first = ops.assign(self.first[index], first)
         second = ops.assign(self.second[index], second)
-        denominator = ops.sqrt(second) / ops.sqrt(correction2) + self.epsilon
-        return value - first / denominator * (rate / correction1)
+        denominator = ops.sqrt(second) / ops.sqrt(corrections[1]) + self.epsilon
+        return value - first / denominator * (rate / corrections[0])
 
 
 class UpdateWhole(_Update):
     """One update of all parameters where they lie."""
 
     def construct(
-        self, learning_rate: Tensor, loss_scale: Tensor, correction1: Tensor, correction2: Tensor, *gradients: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, rate: Tensor, divisor: Tensor, correction1: Tensor, correction2: Tensor, *gradients: Tensor
+    ) -> Tensor:
         """Updates parameters and state.
 
         Args:
-            learning_rate: For this update.
-            loss_scale: Taken out of the gradients.
+            rate: Learning rate of this update.
+            divisor: Of the gradients.
             correction1: ``1 - beta1^t`` of AdamW.
             correction2: ``1 - beta2^t`` of AdamW.
-            *gradients: Summed over all ranks, times the loss scale. (MindSpore takes a tuple of tensors for a constant
-                and compiles again for each.)
+            *gradients: Summed over all ranks. (MindSpore takes a tuple of tensors for a constant and compiles again for
+                each.)
 
         Returns:
-            1 if the update was applied and 0 if a gradient was not finite, and the global norm before clipping.
+            Nothing of use; a graph has an output.
         """
-        applied, divisor, norm = self.judge(gradients, loss_scale)
-        rate = learning_rate * applied
-        done = applied
+        done = rate
         for index in range(self.count):
-            gradient = self.divide(gradients[index], divisor)
+            gradient = self.divided(gradients[index], divisor)
             value = self.parameters[index]
             if self.is_adamw:
-                new = self.adamw(index, value, gradient, applied, rate, correction1, correction2)
+                new = self.adamw(index, value, gradient, rate, (correction1, correction2))
                 done = ops.depend(done, ops.assign(self.parameters[index], new))
             elif self.is_plain:
-                done = ops.depend(done, ops.assign(value, self.sgd(index, value, gradient, applied, rate)))
+                done = ops.depend(done, ops.assign(self.parameters[index], self.sgd(index, value, gradient, rate)))
             else:
                 # One pass over memory instead of three.
-                gradient = self.decayed(index, value, gradient, applied)
-                momentum = 1.0 - (1.0 - self.momentum) * applied
+                gradient = self.decayed(index, value, gradient)
                 done = ops.depend(
-                    done, self.apply_momentum(self.parameters[index], self.first[index], rate, gradient, momentum)
+                    done, self.apply_momentum(self.parameters[index], self.first[index], rate, gradient, self.momentum)
                 )
-        return done, norm
+        return done
 
 
 class UpdateSlices(_Update):
@@ -280,7 +277,7 @@ class UpdateSlices(_Update):
         parameters: Whole parameters.
         config: The optimizer.
         slots: Optimizer state per slot and parameter, flat slices.
-        half_square: Half the square of the norm of the gradients.
+        divides: Whether gradients are divided by anything but 1.
         intervals: What this rank owns of each parameter.
     """
 
@@ -288,12 +285,12 @@ class UpdateSlices(_Update):
         self,
         parameters: list[Parameter],
         config: OptimizerConfig,
-        *,
         slots: Mapping[str, list[Parameter]],
-        half_square: HalfSquare,
+        *,
+        divides: bool,
         intervals: tuple[Interval, ...],
     ) -> None:
-        super().__init__(parameters, config, slots=slots, half_square=half_square)
+        super().__init__(parameters, config, slots, divides=divides)
         self.starts = tuple(interval.start for interval in intervals)
         self.stops = tuple(interval.stop for interval in intervals)
         self.sizes = tuple(parameter.size for parameter in parameters)
@@ -301,8 +298,8 @@ class UpdateSlices(_Update):
 
     def construct(
         self,
-        learning_rate: Tensor,
-        loss_scale: Tensor,
+        rate: Tensor,
+        divisor: Tensor,
         correction1: Tensor,
         correction2: Tensor,
         nothing: Tensor,
@@ -311,31 +308,29 @@ class UpdateSlices(_Update):
         """Updates state and computes this rank's part of the new parameters.
 
         Args:
-            learning_rate: For this update.
-            loss_scale: Taken out of the gradients.
+            rate: Learning rate of this update.
+            divisor: Of the gradients.
             correction1: ``1 - beta1^t`` of AdamW.
             correction2: ``1 - beta2^t`` of AdamW.
             nothing: The number 0. Zeros that the compiler knows of would be kept in memory as constants.
-            *gradients: Of the whole parameters, summed over all ranks, times the loss scale.
+            *gradients: Of the whole parameters, summed over all ranks.
 
         Returns:
-            As ``UpdateWhole``, and after that this rank's part of each new parameter within zeros.
+            This rank's part of each new parameter within zeros.
         """
-        applied, divisor, norm = self.judge(gradients, loss_scale)
-        rate = learning_rate * applied
         values: tuple[Tensor, ...] = ()
         for index in range(self.count):
             if self.stops[index] > self.starts[index]:
-                gradient = self.divide(self.own(gradients[index], index), divisor)
+                gradient = self.divided(self.own(gradients[index], index), divisor)
                 value = self.own(self.parameters[index], index)
                 if self.is_adamw:
-                    new = self.adamw(index, value, gradient, applied, rate, correction1, correction2)
+                    new = self.adamw(index, value, gradient, rate, (correction1, correction2))
                 else:
-                    new = self.sgd(index, value, gradient, applied, rate)
+                    new = self.sgd(index, value, gradient, rate)
                 values += (self.whole(new, index, nothing),)
             else:
                 values += (self.parameters[index] * nothing,)
-        return (applied, norm, *values)
+        return values
 
     def own(self, tensor: Tensor, index: int) -> Tensor:
         """This rank's slice of a whole tensor."""

@@ -109,10 +109,9 @@ class MindSporeTrainStep:
             gradients = self._equalizer(gradients)
         if self.on_gradients is not None:
             self.on_gradients(dict(zip(self._trained, gradients, strict=True)))
-        coefficients = self._optimizer.coefficients(
-            learning_rate=learning_rate, loss_scale=loss_scale, num_updates=self._num_updates
+        overflow, norm = self._optimizer.apply(
+            gradients, learning_rate=learning_rate, loss_scale=loss_scale, num_updates=self._num_updates
         )
-        overflow, norm = self._optimizer.apply(gradients, coefficients)
         if overflow:
             self._buffers.restore()
         else:
