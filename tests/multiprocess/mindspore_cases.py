@@ -5,7 +5,9 @@ Every rank makes the same global batches from a seed and takes its own part, so 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from convmesh.config.schema import (
     TrainConfig,
 )
 from convmesh.engines.contract import Batch, Engine, PixelScale, TrainState, World
+from convmesh.engines.mindspore.shared_memory import SWITCH
 from convmesh.mesh import Mesh
 
 SCALE = PixelScale(factor_C=(1 / 60, 1 / 61, 1 / 62), offset_C=(-2.1, -2.0, -1.9))
@@ -80,6 +83,7 @@ def train(
     seed_by_rank: bool = False,
     loss_scales: Sequence[float] | None = None,
     poisoned: tuple[int, int] | None = None,
+    shared_memory: bool = True,
     **parts: dict[str, Any],
 ) -> dict[str, Any]:
     """Trains for ``len(counts)`` updates through the engine and returns everything that can be compared.
@@ -93,8 +97,10 @@ def train(
         seed_by_rank: Draw other initial weights on each rank.
         loss_scales: Of each update; 1 by default.
         poisoned: Rank and update whose samples have an infinite weight.
+        shared_memory: Whether ranks of one machine may sum gradients without MindSpore's collectives.
         **parts: Sections of the run file.
     """
+    os.environ[SWITCH] = str(int(shared_memory))
     run = run_config(**parts)
     seed = 1 + world.rank if seed_by_rank else 1
     network = engine.build_network(run.model, num_classes=10, num_channels=3, seed=seed)
@@ -139,3 +145,26 @@ def train(
         "optimizer_bytes": step.optimizer_bytes(),
         "num_parameters": step.num_parameters(),
     }
+
+
+def profiled_sums(engine: Engine, world: World, *, folder: str, buckets: Sequence[int]) -> dict[str, Any]:
+    """Sums tensors of 1, 2, ... elements in buckets and tells how many collectives MindSpore's profiler saw."""
+    import mindspore as ms
+    from mindspore import profiler
+
+    from convmesh.engines.mindspore.collectives import BucketedSum, data_axis, enable_fusion
+
+    os.environ[SWITCH] = "0"
+    enable_fusion()
+    total = BucketedSum(data_axis(world), buckets)
+    tensors = [ms.Tensor(np.full(index + 1, world.rank + index, np.float32)) for index in range(len(buckets))]
+    total(tensors)
+    path = Path(folder) / str(world.rank)
+    with profiler.profile(
+        activities=[profiler.ProfilerActivity.CPU],
+        on_trace_ready=profiler.tensorboard_trace_handler(str(path)),
+    ):
+        sums = [tensor.asnumpy().tolist() for tensor in total(tensors)]
+    lines = next(path.rglob("cpu_op_type_info*.csv")).read_text().splitlines()
+    number = sum(int(line.split(",")[1]) for line in lines if line.startswith("AllReduce,"))
+    return {"sums": sums, "planned": total.num_buckets, "number": number}

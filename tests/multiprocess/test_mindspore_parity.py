@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,17 @@ def assert_equal_states(states: list[Arrays]) -> None:
             np.testing.assert_array_equal(state[name], value, err_msg=name)
 
 
+@pytest.mark.parametrize("shared_memory", [False, True])
 @pytest.mark.parametrize("sharding", [False, True])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_three_updates_equal_one_device(rank_pool: Pools, one_rank: Engine, accumulation: int, sharding: bool) -> None:
+def test_three_updates_equal_one_device(
+    rank_pool: Pools, one_rank: Engine, accumulation: int, sharding: bool, shared_memory: bool
+) -> None:
     parts: dict[str, Any] = {"counts": RAGGED, "optimizer": {"clip_norm": 0.5}, "train": {"label_smoothing": 0.1}}
     strategy = {"accumulation": accumulation, "optimizer_sharding": sharding, "bucket_bytes": 100_000}
-    answers = rank_pool("mindspore", 2).run(TRAIN, timeout_seconds=120, strategy=strategy, **parts)
+    answers = rank_pool("mindspore", 2).run(
+        TRAIN, timeout_seconds=120, strategy=strategy, shared_memory=shared_memory, **parts
+    )
     expected = cases.train(one_rank, cases.single_world(), **parts)
     for answer in answers:
         np.testing.assert_allclose(answer["losses"], expected["losses"], rtol=1e-5)
@@ -59,6 +65,29 @@ def test_three_updates_equal_one_device(rank_pool: Pools, one_rank: Engine, accu
         assert relative_error(answer["local"], expected["local"]) < 1e-5
         assert relative_error(answer["state"].optimizer, expected["state"].optimizer) < 1e-5
     assert_equal_states([answer["local"] for answer in answers])
+
+
+def test_collectives_are_those_that_were_planned(rank_pool: Pools) -> None:
+    strategy = {"bucket_bytes": 100_000, "optimizer_sharding": True}
+    answer = rank_pool("mindspore", 2).run(
+        TRAIN, timeout_seconds=120, counts=(16,), strategy=strategy, shared_memory=False, **WITH_NORM
+    )[0]
+    # From the last: fc and conv3's norm, conv3.weight of 184 KB, and all before it.
+    num_bytes = 4 * answer["num_parameters"]
+    expected = [("gradients", 3, num_bytes), ("parameters", 3, num_bytes), ("buffers", 1, 4 * 2 * (32 + 64 + 80))]
+    assert [(count.purpose, count.number, count.num_bytes) for count in answer["collectives"][0]] == expected
+
+
+def test_the_compiler_fuses_each_bucket_into_one(rank_pool: Pools, tmp_path: Path) -> None:
+    answers = rank_pool("mindspore", 2).run(
+        "tests.multiprocess.mindspore_cases:profiled_sums",
+        timeout_seconds=120,
+        folder=str(tmp_path),
+        buckets=(3, 2, 2, 2, 1, 1, 1),
+    )
+    for answer in answers:
+        assert answer["number"] == answer["planned"] == 3
+        assert answer["sums"] == [[2.0 * index + 1] * (index + 1) for index in range(7)]
 
 
 def test_adamw_on_shards_equals_one_device(rank_pool: Pools, one_rank: Engine) -> None:
