@@ -98,6 +98,19 @@ class MistakeList(ConvMeshError):
         return "\n".join([self.what + ":", *lines])
 
 
+def brief(error: BaseException) -> str:
+    """What another library's error says, on one line.
+
+    Args:
+        error: Any exception.
+
+    Returns:
+        Its type and the first line that says something; MindSpore frames its messages with rules.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\t")]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 def raise_all(errors: Sequence[ConvMeshError]) -> None:
     """Raises nothing, the only error, or all of them as one ``MistakeList``.
 

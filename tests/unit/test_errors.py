@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from convmesh.errors import ConfigError, ConvMeshError, DataError, MistakeList, raise_all
+from convmesh.errors import ConfigError, ConvMeshError, DataError, MistakeList, brief, raise_all
 
 
 def test_a_sentence_holds_everything():
@@ -31,3 +31,8 @@ def test_an_error_survives_pickling(error):
     assert str(back) == str(error)
     assert isinstance(back, ConvMeshError)
     assert back.exit_code == 2
+
+
+def test_what_other_libraries_say_fits_on_one_line():
+    assert brief(ValueError("\n-----\n- what happened\n-----\nmore")) == "ValueError: - what happened"
+    assert brief(KeyError()) == "KeyError"

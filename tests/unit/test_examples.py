@@ -60,7 +60,7 @@ def test_a_dry_run_passes(path, engine, data, monkeypatch):
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output + str(result.exception)
     assert "nothing is wrong" in result.output
-    assert re.search(r"msrun|torch\.distributed\.run", result.output)
+    assert re.search(r"mindspore\.parallel\.cluster\.run|torch\.distributed\.run", result.output)
 
 
 def _prepare(source, cache):

@@ -55,6 +55,11 @@ def test_a_resumed_run_may_change_how_but_not_what(tmp_path):
     folder.release()
 
 
+def test_nothing_to_resume_is_said(tmp_path):
+    with pytest.raises(RunFolderError, match=r"no run in .* to resume"):
+        RunFolder(tmp_path / "typo").prepare(run(), resume=True)
+
+
 def test_an_unwritable_place_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match="can't be written"):

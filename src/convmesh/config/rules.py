@@ -74,8 +74,6 @@ def _data(run: RunConfig) -> Iterator[ConvMeshError]:
         yield ConfigError("data.mean and data.std differ in length", got=f"{len(data.mean)} and {len(data.std)}")
     if data.source in ("image_folder", "idx") and data.path is None:
         yield ConfigError(f"the source {data.source} needs the folder of the data", fix="Set 'data.path'")
-    if data.source == "image_folder" and data.image_size is None:
-        yield ConfigError("images of a folder differ in size", fix="Set 'data.image_size', for example 224")
 
 
 def _strategy(run: RunConfig, mesh: Mesh) -> Iterator[ConvMeshError]:

@@ -24,11 +24,18 @@ def _read_bytes(size: int | str) -> int:
         raise ValueError(str(error.expected)) from error
 
 
-_STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=False)
+def _no_truth(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a number, not yes or no")
+    return value
+
+
+_STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 Bytes = Annotated[int, BeforeValidator(_read_bytes), Field(ge=1, json_schema_extra={"type": ["integer", "string"]})]
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, BeforeValidator(_no_truth), Field(ge=1)]
+NotNegative = Annotated[int, BeforeValidator(_no_truth), Field(ge=0)]
+Seed = Annotated[int, BeforeValidator(_no_truth), Field(ge=0, lt=2**32)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 EngineName = Literal["mindspore", "torch"]
 DType = Literal["float32", "float16", "bfloat16"]
@@ -178,7 +185,7 @@ class TrainConfig:
     """Passes over the training data."""
     global_batch: Positive = 64
     """Samples per update over all ranks and micro-batches."""
-    seed: NotNegative = 0
+    seed: Seed = 0
     """Seed of initial weights, order and augmentation."""
     device: Literal["auto", "cpu", "cuda", "ascend"] = "auto"
     """Device of every rank; auto takes an accelerator where the engine finds one."""

@@ -126,8 +126,8 @@ class TrainReader:
     def _read_or_replace(self, sample_id: int, epoch: int) -> tuple[Images, bool]:
         try:
             return self._images.read(np.array([sample_id]), epoch), False
-        except CorruptImageError as error:
-            first_error = error
+        except CorruptImageError:
+            pass
         of_class = np.flatnonzero(self._source.labels_N == self._source.labels_N[sample_id])
         for other in np.roll(of_class, -np.searchsorted(of_class, sample_id))[1:]:
             try:
@@ -135,7 +135,10 @@ class TrainReader:
             except CorruptImageError:
                 continue
         label = self._source.class_names[self._source.labels_N[sample_id]]
-        raise DataError(f"no image of the class '{label}' can be read", got=first_error, fix="Fetch the data again")
+        raise DataError(
+            f"no image of the class '{label}' can be read to replace {self._source.name_of(sample_id)}",
+            fix="Mend or remove the files of this class",
+        )
 
 
 class EvalReader:

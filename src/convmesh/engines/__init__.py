@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from convmesh.errors import EngineError
+from convmesh.errors import EngineError, brief
 
 if TYPE_CHECKING:
     from convmesh.engines.contract import Engine, Launcher
@@ -29,12 +29,20 @@ def load_engine(name: str) -> Engine:
         The engine, not started.
 
     Raises:
-        EngineError: If its framework is not installed.
+        EngineError: If its framework is not installed, or can't be imported.
     """
     if not is_installed(name):
         raise EngineError(
             f"the engine '{name}' is not installed", fix=f"Install it with: pip install 'convmesh[{name}]'"
         )
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise EngineError(
+            f"the engine '{name}' is installed but can't be imported",
+            got=brief(error),
+            fix=f"Install it anew: pip install --force-reinstall 'convmesh[{name}]'",
+        ) from error
     engine: Engine = _module(name, "engine").create_engine()
     return engine
 

@@ -51,7 +51,9 @@ class LaunchPlan:
     def __str__(self) -> str:
         import shlex
 
-        settings = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
+        settings = [
+            f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items()) if name != "PATH"
+        ]
         return " ".join([*settings, shlex.join(self.command)])
 
 

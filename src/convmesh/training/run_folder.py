@@ -101,6 +101,10 @@ class RunFolder:
 
     def _accept(self, run: RunConfig, *, resume: bool) -> None:
         if not self.config.exists():
+            if resume:
+                raise RunFolderError(
+                    f"there is no run in {self.root} to resume", fix="Leave out --resume to start one there"
+                )
             return
         if not resume:
             raise RunFolderError(

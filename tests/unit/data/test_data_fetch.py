@@ -59,7 +59,9 @@ def test_whole_data_is_left_alone_and_damaged_data_replaced(write_cifar: WriteCi
     folder = write_cifar("binary")
     place = fetch_cifar10(folder)
     before = (place / "manifest.json").stat().st_mtime_ns
-    assert fetch_cifar10("/nowhere") == place, "no source is needed any more"
+    assert fetch_cifar10(folder.parent) == place, "no source is read any more"
+    with pytest.raises(DataError, match="no archive or folder /nowhere"):
+        fetch_cifar10("/nowhere")
     assert (place / "manifest.json").stat().st_mtime_ns == before
     images = place / "train_images.npy"
     content = bytearray(images.read_bytes())
@@ -120,7 +122,7 @@ def test_fetches_at_once_do_not_clash(write_cifar: WriteCifar, cache: Path) -> N
     ("content", "message"),
     [
         (b"no archive", "damaged or not a tar archive"),
-        (None, "no file or folder"),
+        (None, "no archive or folder"),
         (b"", "damaged or not a tar archive"),
     ],
 )

@@ -23,7 +23,7 @@ from convmesh.engines.mindspore.loader import load
 from convmesh.engines.mindspore.objective import compute_in_half
 from convmesh.engines.mindspore.state import named_parameters
 from convmesh.engines.mindspore.train_step import DTYPES, MindSporeTrainStep
-from convmesh.errors import ConfigError, EngineError, ModelError
+from convmesh.errors import ConfigError, EngineError, ModelError, brief
 from convmesh.mesh import Mesh
 from convmesh.plan.load import load_plan
 
@@ -147,7 +147,7 @@ class MindSporeEngine:
         except (RuntimeError, ValueError) as error:
             raise EngineError(
                 f"MindSpore can't use the device '{world.device}'",
-                got=networks.sentence(error),
+                got=brief(error),
                 fix="Set 'train.device: cpu', or install the build of MindSpore for this device",
             ) from error
 

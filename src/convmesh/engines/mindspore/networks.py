@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -14,7 +11,8 @@ from mindspore import Tensor, nn
 from convmesh.config.schema import ModelConfig
 from convmesh.engines.contract import Arrays
 from convmesh.engines.mindspore.state import import_network
-from convmesh.errors import ModelError
+from convmesh.errors import ModelError, brief
+from convmesh.models.factory import call_factory
 from convmesh.models.mindspore import build
 
 
@@ -22,55 +20,29 @@ def build_network(model: ModelConfig, *, num_classes: int, num_channels: int, se
     """Builds a network; see `convmesh.engines.contract.Engine.build_network`.
 
     MindSpore's global seed is set for a user's factory, which may draw its weights from it.
+
+    Args:
+        model: Name or factory, arguments, and a file of weights or none.
+        num_classes: Classes of the data.
+        num_channels: Channels of the images.
+        seed: Seed of the initial weights.
+
+    Returns:
+        The network.
+
+    Raises:
+        ModelError: If the factory fails or weights don't fit.
     """
     ms.set_seed(seed)
     if model.name is not None:
         args = {"num_classes": num_classes, "num_channels": num_channels, **model.args}
         network = build(model.name, seed=seed, **args)
     else:
-        network = call_factory(model.factory or "", model.args)
+        network = call_factory(model.factory or "", model.args, base=nn.Cell, engine="mindspore")
     # Parameters that are drawn lazily get their values here, while the seed is fresh.
     network.init_parameters_data()
     if model.weights is not None:
         import_network(network, read_weights(Path(model.weights)), error=ModelError, source=model.weights)
-    return network
-
-
-def call_factory(factory: str, args: Mapping[str, Any]) -> nn.Cell:
-    """Calls a user's factory.
-
-    Args:
-        factory: ``package.module:function``.
-        args: Its keyword arguments.
-
-    Returns:
-        The network.
-
-    Raises:
-        ModelError: If it can't be imported, raises, or returns something else than an ``nn.Cell``.
-    """
-    module_name, _, attribute = factory.partition(":")
-    try:
-        function: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            function = getattr(function, part)
-    except Exception as error:
-        raise ModelError(
-            f"model.factory '{factory}' can't be imported",
-            got=sentence(error),
-            fix="Install its package, or put its folder on PYTHONPATH",
-        ) from error
-    try:
-        network = function(**args)
-    except Exception as error:
-        raise ModelError(f"model.factory '{factory}' failed", got=sentence(error)) from error
-    if not isinstance(network, nn.Cell):
-        raise ModelError(
-            f"model.factory '{factory}' did not return a network",
-            got=type(network).__name__,
-            expected="a mindspore.nn.Cell",
-            fix="Set 'engine: torch'" if _is_module(network) else None,
-        )
     return network
 
 
@@ -100,11 +72,15 @@ def read_weights(path: Path) -> Arrays:
     try:
         return load_file(path)
     except Exception as error:
-        raise ModelError(f"the weights {path} can't be read", got=sentence(error)) from None
+        raise ModelError(f"the weights {path} can't be read", got=brief(error)) from None
 
 
 def output_width(network: nn.Cell, *, image_shape_HWC: tuple[int, int, int]) -> int:
-    """Runs one blank image; see `convmesh.engines.contract.Engine.output_width`."""
+    """Runs one blank image; see `convmesh.engines.contract.Engine.output_width`.
+
+    Raises:
+        ModelError: If the network can't take such an image, or its output is not (N, classes).
+    """
     height, width, num_channels = image_shape_HWC
     x_NCHW = Tensor(np.zeros((1, num_channels, height, width), np.float32))
     was_training = network.training
@@ -114,7 +90,7 @@ def output_width(network: nn.Cell, *, image_shape_HWC: tuple[int, int, int]) -> 
         shape = tuple(output.shape) if isinstance(output, Tensor) else None
     except Exception as error:
         raise ModelError(
-            f"the network can't take a {height}x{width} image of {num_channels} channels", got=sentence(error)
+            f"the network can't take a {height}x{width} image of {num_channels} channels", got=brief(error)
         ) from error
     finally:
         network.set_train(was_training)
@@ -122,13 +98,3 @@ def output_width(network: nn.Cell, *, image_shape_HWC: tuple[int, int, int]) -> 
         got = f"shape {shape}" if shape is not None else type(output).__name__
         raise ModelError("the network's output is not one score per sample and class", got=got, expected="(1, classes)")
     return int(shape[1])
-
-
-def sentence(error: Exception) -> str:
-    """The type of an error and what it says first; MindSpore's own frames its messages with rules."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\t")]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _is_module(network: object) -> bool:
-    return any(base.__module__.partition(".")[0] == "torch" for base in type(network).__mro__)

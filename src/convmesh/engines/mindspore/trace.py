@@ -22,7 +22,7 @@ from convmesh.engines.mindspore.trace_call import Call, Input, Meaning, Own, Val
 from convmesh.engines.mindspore.trace_fold import fold
 from convmesh.engines.mindspore.trace_mindir import Constant, MindIR, Primitive, parse_mindir
 from convmesh.engines.mindspore.trace_operators import PRIMITIVES
-from convmesh.errors import ModelError
+from convmesh.errors import ModelError, brief
 from convmesh.graph import Graph, Parameter
 from convmesh.graph.canonical import build_graph
 from convmesh.graph.graph import BUFFERS
@@ -60,7 +60,7 @@ def trace(network: nn.Cell, example: Example) -> Graph:
             except Exception as error:
                 raise ModelError(
                     f"the network {type(network).__name__} can't be compiled for input of shape {tuple(x.shape)}",
-                    got=_sentence(error),
+                    got=brief(error),
                     fix="Make construct one that MindSpore's graph mode takes, with one tensor as its input",
                 ) from error
     parsed = parse_mindir(content)
@@ -230,10 +230,5 @@ def _as_tensor(example: Example) -> Tensor:
         return Tensor(np.asarray(example))
     except (TypeError, ValueError) as error:
         raise ModelError(
-            "the example is no batch of images", got=_sentence(error), expected="a shape, a tensor or an array"
+            "the example is no batch of images", got=brief(error), expected="a shape, a tensor or an array"
         ) from None
-
-
-def _sentence(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -158,7 +158,7 @@ class TorchEngine:
     def _check_same(self, description: dict[str, Any]) -> None:
         of_rank = self.all_gather(description)
         for rank, other in enumerate(of_rank):
-            differing = sorted(name for name, _ in set(other.items()) ^ set(of_rank[0].items()))
+            differing = sorted({name for name, _ in set(other.items()) ^ set(of_rank[0].items())})
             if differing:
                 raise ModelError(
                     f"ranks 0 and {rank} have built different networks",

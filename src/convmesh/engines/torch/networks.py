@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +10,8 @@ from torch import Tensor, nn
 from convmesh.config.schema import ModelConfig
 from convmesh.engines.contract import Arrays
 from convmesh.engines.torch.state import import_network, to_array
-from convmesh.errors import ModelError
+from convmesh.errors import ModelError, brief
+from convmesh.models.factory import call_factory
 from convmesh.models.torch import build
 
 _WRAPPINGS = ("state_dict", "model", "model_state_dict")
@@ -25,6 +23,19 @@ def build_network(
     """Builds a network on a device; see `convmesh.engines.contract.Engine.build_network`.
 
     PyTorch's generators are seeded for the initial weights and left as they were.
+
+    Args:
+        model: Name or factory, arguments, and a file of weights or none.
+        num_classes: Classes of the data.
+        num_channels: Channels of the images.
+        seed: Seed of the initial weights.
+        device: Where it is put.
+
+    Returns:
+        The network.
+
+    Raises:
+        ModelError: If the factory fails or weights don't fit.
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -33,48 +44,10 @@ def build_network(
             args = {"num_classes": num_classes, "num_channels": num_channels, **model.args}
             network = build(model.name, **args)
         else:
-            network = call_factory(model.factory or "", model.args)
+            network = call_factory(model.factory or "", model.args, base=nn.Module, engine="torch")
     if model.weights is not None:
         import_network(network, read_weights(Path(model.weights)), error=ModelError, source=model.weights)
     return network.to(device)
-
-
-def call_factory(factory: str, args: Mapping[str, Any]) -> nn.Module:
-    """Calls a user's factory.
-
-    Args:
-        factory: ``package.module:function``.
-        args: Its keyword arguments.
-
-    Returns:
-        The network.
-
-    Raises:
-        ModelError: If it can't be imported, raises, or returns something else than an ``nn.Module``.
-    """
-    module_name, _, attribute = factory.partition(":")
-    try:
-        function: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            function = getattr(function, part)
-    except Exception as error:
-        raise ModelError(
-            f"model.factory '{factory}' can't be imported",
-            got=_sentence(error),
-            fix="Install its package, or put its folder on PYTHONPATH",
-        ) from error
-    try:
-        network = function(**args)
-    except Exception as error:
-        raise ModelError(f"model.factory '{factory}' failed", got=_sentence(error)) from error
-    if not isinstance(network, nn.Module):
-        raise ModelError(
-            f"model.factory '{factory}' did not return a network",
-            got=type(network).__name__,
-            expected="a torch.nn.Module",
-            fix=None if "mindspore" not in type(network).__module__ else "Set 'engine: mindspore'",
-        )
-    return network
 
 
 def read_weights(path: Path) -> Arrays:
@@ -99,7 +72,7 @@ def read_weights(path: Path) -> Arrays:
             return {name: to_array(tensor) for name, tensor in load_file(path).items()}
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ModelError(f"the weights {path} can't be read", got=_sentence(error)) from None
+        raise ModelError(f"the weights {path} can't be read", got=brief(error)) from None
     for wrapping in _WRAPPINGS:
         if isinstance(content, dict) and isinstance(content.get(wrapping), dict):
             content = content[wrapping]
@@ -109,7 +82,11 @@ def read_weights(path: Path) -> Arrays:
 
 
 def output_width(network: nn.Module, *, image_shape_HWC: tuple[int, int, int]) -> int:
-    """Runs one blank image; see `convmesh.engines.contract.Engine.output_width`."""
+    """Runs one blank image; see `convmesh.engines.contract.Engine.output_width`.
+
+    Raises:
+        ModelError: If the network can't take such an image, or its output is not (N, classes).
+    """
     height, width, num_channels = image_shape_HWC
     like = next(iter(network.parameters()), torch.zeros(()))
     x_NCHW = torch.zeros(1, num_channels, height, width, device=like.device, dtype=like.dtype)
@@ -120,15 +97,10 @@ def output_width(network: nn.Module, *, image_shape_HWC: tuple[int, int, int]) -
             output = network(x_NCHW)
     except Exception as error:
         raise ModelError(f"the network can't take a {height}x{width} image of {num_channels} channels",
-                         got=_sentence(error)) from error  # fmt: skip
+                         got=brief(error)) from error  # fmt: skip
     finally:
         network.train(was_training)
     if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[0] != 1:
         got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise ModelError("the network's output is not one score per sample and class", got=got, expected="(1, classes)")
     return int(output.shape[1])
-
-
-def _sentence(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from convmesh.engines.torch.trace_export import TracedNetwork, read_export
 from convmesh.engines.torch.trace_pieces import read_pieces
-from convmesh.errors import ConvMeshError, ModelError
+from convmesh.errors import ConvMeshError, ModelError, brief
 from convmesh.graph import Graph
 from convmesh.graph.canonical import build_graph
 
@@ -53,7 +53,7 @@ def _read(network: nn.Module, x: Tensor) -> TracedNetwork:
         except Exception as second:
             raise ModelError(
                 f"the network {type(network).__name__} can't be read for input of shape {tuple(x.shape)}",
-                got=f"torch.export: {_sentence(first)}; torch.fx: {_sentence(second)}",
+                got=f"torch.export: {brief(first)}; torch.fx: {brief(second)}",
                 fix="Make forward take one tensor and not depend on its values",
             ) from first
     return read_export(program, network)
@@ -80,10 +80,5 @@ def _as_tensor(network: nn.Module, example: Example) -> Tensor:
         return torch.as_tensor(example).to(like.device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ModelError(
-            "the example is no batch of images", got=_sentence(error), expected="a shape, a tensor or an array"
+            "the example is no batch of images", got=brief(error), expected="a shape, a tensor or an array"
         ) from None
-
-
-def _sentence(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -143,7 +143,18 @@ def resnet18(
     zero_init_residual: bool = False,
     seed: int = 0,
 ) -> ResNet:
-    """ResNet-18; see `ResNet` for the arguments."""
+    """ResNet-18.
+
+    Args:
+        num_classes: Outputs.
+        num_channels: Channels of the images.
+        small_images: Use a 3x3 stem with stride 1 and no max-pooling, for images such as CIFAR-10's.
+        zero_init_residual: Start every block as the identity.
+        seed: Seed of the initial weights.
+
+    Returns:
+        The network, with initial weights.
+    """
     return ResNet(
         BasicBlock,
         (2, 2, 2, 2),
@@ -163,7 +174,18 @@ def resnet50(
     zero_init_residual: bool = False,
     seed: int = 0,
 ) -> ResNet:
-    """ResNet-50; see `ResNet` for the arguments."""
+    """ResNet-50.
+
+    Args:
+        num_classes: Outputs.
+        num_channels: Channels of the images.
+        small_images: Use a 3x3 stem with stride 1 and no max-pooling, for images such as CIFAR-10's.
+        zero_init_residual: Start every block as the identity.
+        seed: Seed of the initial weights.
+
+    Returns:
+        The network, with initial weights.
+    """
     return ResNet(
         Bottleneck,
         (3, 4, 6, 3),
@@ -183,7 +205,18 @@ def resnet152(
     zero_init_residual: bool = False,
     seed: int = 0,
 ) -> ResNet:
-    """ResNet-152; see `ResNet` for the arguments."""
+    """ResNet-152.
+
+    Args:
+        num_classes: Outputs.
+        num_channels: Channels of the images.
+        small_images: Use a 3x3 stem with stride 1 and no max-pooling, for images such as CIFAR-10's.
+        zero_init_residual: Start every block as the identity.
+        seed: Seed of the initial weights.
+
+    Returns:
+        The network, with initial weights.
+    """
     return ResNet(
         Bottleneck,
         (3, 8, 36, 3),

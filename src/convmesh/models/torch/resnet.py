@@ -141,7 +141,17 @@ def resnet18(
     small_images: bool = False,
     zero_init_residual: bool = False,
 ) -> ResNet:
-    """ResNet-18; see `ResNet` for the arguments."""
+    """ResNet-18.
+
+    Args:
+        num_classes: Outputs.
+        num_channels: Channels of the images.
+        small_images: Use a 3x3 stem with stride 1 and no max-pooling, for images such as CIFAR-10's.
+        zero_init_residual: Start every block as the identity.
+
+    Returns:
+        The network, with initial weights.
+    """
     return ResNet(
         BasicBlock,
         (2, 2, 2, 2),
@@ -159,7 +169,17 @@ def resnet50(
     small_images: bool = False,
     zero_init_residual: bool = False,
 ) -> ResNet:
-    """ResNet-50; see `ResNet` for the arguments."""
+    """ResNet-50.
+
+    Args:
+        num_classes: Outputs.
+        num_channels: Channels of the images.
+        small_images: Use a 3x3 stem with stride 1 and no max-pooling, for images such as CIFAR-10's.
+        zero_init_residual: Start every block as the identity.
+
+    Returns:
+        The network, with initial weights.
+    """
     return ResNet(
         Bottleneck,
         (3, 4, 6, 3),
@@ -177,7 +197,17 @@ def resnet152(
     small_images: bool = False,
     zero_init_residual: bool = False,
 ) -> ResNet:
-    """ResNet-152; see `ResNet` for the arguments."""
+    """ResNet-152.
+
+    Args:
+        num_classes: Outputs.
+        num_channels: Channels of the images.
+        small_images: Use a 3x3 stem with stride 1 and no max-pooling, for images such as CIFAR-10's.
+        zero_init_residual: Start every block as the identity.
+
+    Returns:
+        The network, with initial weights.
+    """
     return ResNet(
         Bottleneck,
         (3, 8, 36, 3),
