@@ -154,10 +154,12 @@ class OneDevice:
         return loss_sum / count
 
     def _apply(self, gradients: Sequence[Tensor]) -> None:
-        coefficients = self._optimizer.coefficients(
-            learning_rate=self._run.optimizer.learning_rate, loss_scale=1.0, num_updates=self._num_updates
+        self._optimizer.apply(
+            gradients,
+            learning_rate=self._run.optimizer.learning_rate,
+            loss_scale=1.0,
+            num_updates=self._num_updates,
         )
-        self._optimizer.apply(gradients, coefficients)
         self._num_updates += 1
 
 
