@@ -147,6 +147,33 @@ def compare(
     }
 
 
+class Norms(nn.Cell):
+    """Every kind of norm, a slope for each channel and one for all, and pooling between unevenly split layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 9, 3, pad_mode="pad", padding=1, has_bias=True)
+        self.norm1 = nn.BatchNorm2d(9)
+        self.act1 = nn.PReLU(9)
+        self.conv2 = nn.Conv2d(9, 10, 3, pad_mode="pad", padding=1)
+        self.norm2 = nn.GroupNorm(5, 10)
+        self.pool2 = nn.MaxPool2d(2, 2)
+        self.conv3 = nn.Conv2d(10, 7, 3, pad_mode="pad", padding=1)
+        self.norm3 = nn.LayerNorm((7, 8, 8), begin_norm_axis=1, begin_params_axis=1)
+        self.conv4 = nn.Conv2d(7, 6, 3, pad_mode="pad", padding=1)
+        self.pool4 = nn.AvgPool2d(2, 2)
+        self.flatten = nn.Flatten()
+        self.fc1 = nn.Dense(96, 9)
+        self.fc2 = nn.Dense(9, 10)
+
+    def construct(self, x: Tensor) -> Tensor:
+        x = self.act1(self.norm1(self.conv1(x)))
+        x = self.pool2(self.norm2(self.conv2(x)))
+        x = self.norm3(self.conv3(x))
+        x = self.flatten(self.pool4(ops.tanh(self.conv4(x))))
+        return self.fc2(ops.relu(self.fc1(x)))
+
+
 class Alone(nn.Cell):
     """An operator between a layer that makes its input and an activation that takes its output."""
 
@@ -158,6 +185,9 @@ class Alone(nn.Cell):
 
     def construct(self, x: Tensor) -> Tensor:
         return self.last(self.op(self.first(x)))
+
+
+OWN = {**NETWORKS, "norms": Norms}
 
 
 def layer_of(kind: str, num_dims: int, *args: Any, **settings: Any) -> nn.Cell:
@@ -194,13 +224,13 @@ def networks(
     axis = axis_of(world)
     answers: list[Any] = []
     for name, entries, settings in cases:
-        size = 16 if name in NETWORKS else 12
+        size = 12 if name in ("cnn-small", "resnet18") else 16
         arguments = dict(settings)
         model = arguments.pop("model", {})
 
         def make(name: str = name, model: Mapping[str, Any] = model) -> nn.Cell:
             ms.set_seed(1)
-            return NETWORKS[name]() if name in NETWORKS else build(name, num_classes=10, **model)
+            return OWN[name]() if name in OWN else build(name, num_classes=10, **model)
 
         try:
             answers.append(compare(make, (4, 3, size, size), entries, axis, **arguments))

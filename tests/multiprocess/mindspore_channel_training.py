@@ -8,17 +8,18 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import nn
+from mindspore import Tensor, nn
 
 from convmesh.engines.contract import Batch, Engine, TrainState, World
 from convmesh.engines.mindspore.channel_axis import channel_axis
 from convmesh.engines.mindspore.collectives import data_axis
 from convmesh.engines.mindspore.engine import MindSporeEngine
+from convmesh.engines.mindspore.state import export_network
 from convmesh.engines.mindspore.trace import trace
 from convmesh.engines.mindspore.verification import OneDevice
 from convmesh.mesh import Mesh
 from convmesh.models.mindspore import build
-from convmesh.plan import Plan, resolve
+from convmesh.plan import Choice, Entry, Plan, resolve
 from convmesh.plan.by_rule import plan_by_rule
 from convmesh.plan.collectives import channel_collectives
 from convmesh.training.sync import check_sync
@@ -43,9 +44,29 @@ def on_mesh(world: World, sizes: Mapping[str, int]) -> tuple[MindSporeEngine, Wo
     return _engines[str(mesh)], placed
 
 
+class Slopes(nn.Cell):
+    """Convolutions with one learned slope for all channels, which every rank uses for its own channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 9, 3, pad_mode="pad", padding=1, has_bias=True)
+        self.act1 = nn.PReLU(1)
+        self.conv2 = nn.Conv2d(9, 7, 3, pad_mode="pad", padding=1, has_bias=True)
+        self.act2 = nn.PReLU(1)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten()
+        self.fc = nn.Dense(7, 10)
+
+    def construct(self, x: Tensor) -> Tensor:
+        x = self.act2(self.conv2(self.act1(self.conv1(x))))
+        return self.fc(self.flatten(self.avgpool(x)))
+
+
 def network_of(name: str) -> nn.Cell:
     """A network with equal initial weights wherever it is built."""
     ms.set_seed(1)
+    if name == "slopes":
+        return Slopes()
     if name in NETWORKS:
         return NETWORKS[name]()
     if name == "resnet18":
@@ -53,10 +74,18 @@ def network_of(name: str) -> nn.Cell:
     return build("cnn-small", batch_norm=name == "cnn-small")
 
 
-def plan_for(name: str, sizes: Mapping[str, int]) -> Plan:
-    """The plan by rule for images of 12x12 pixels, in which no layer is too small."""
+def plan_for(name: str, sizes: Mapping[str, int], *, uneven: bool = False) -> Plan:
+    """The plan by rule for images of 12x12 pixels, in which no layer is too small; two of its layers may be uneven."""
     graph = trace(network_of(name), (4, 3, 12, 12))
-    return plan_by_rule(graph, Mesh(sizes), min_multiply_adds=0)
+    plan = plan_by_rule(graph, Mesh(sizes), min_multiply_adds=0)
+    if not uneven:
+        return plan
+    choices = {
+        "conv1": Choice(split="out_channels", partition=(5, 27)),
+        "conv2": Choice(split="in_channels", partition=(40, 24)),
+    }
+    entries = [Entry(pattern=name, axes={"channel": choice}) for name, choice in choices.items()]
+    return dataclasses.replace(plan, entries=(*plan.entries, *entries))
 
 
 def told_for(name: str, sizes: Mapping[str, int], num_samples: int, num_micro_batches: int) -> Any:
@@ -144,8 +173,6 @@ def train_alone(
         if reverse:
             shards = [[_reversed(batch) for batch in batches] for batches in shards]
         losses.append(device.update(shards, count=count, notes=None))
-    from convmesh.engines.mindspore.state import export_network
-
     return losses, export_network(network)
 
 
