@@ -278,6 +278,12 @@ def verify(  # noqa: PLR0913 - one parameter per option of the command
         raise ConfigError("there is nothing to verify on one rank", fix="Give a --mesh, like data=2,channel=2")
     if not has_part(prepared.run.engine, "verification"):
         raise EngineError(f"runs on {prepared.run.engine} can't be verified yet", fix="Use --engine torch")
+    if prepared.run.engine == "mindspore" and dtype != "float32":
+        raise ConfigError(
+            "MindSpore can be verified in float32 only: its convolutions know no larger type",
+            got=dtype,
+            fix="Leave out --dtype, or use --engine torch",
+        )
     check_length(steps, num_full=int(prepared.data.counts_RC.sum()) // prepared.run.train.global_batch)
     with tempfile.TemporaryDirectory(prefix="convmesh-verify-") as root:
         folder = RunFolder(root)

@@ -231,9 +231,10 @@ def _expected(subject: Subject, first: Observation) -> Mapping[str, Sequence[Exp
 
 
 def _expected_of_mindspore(subject: Subject, first: Observation) -> Mapping[str, Sequence[Expected]]:
-    from convmesh.engines.mindspore import partition
+    from convmesh.engines.mindspore import partition, shared_memory
 
     strategy = subject.run.strategy
+    only_samples = subject.mesh.size("data") == subject.mesh.num_ranks
     found: dict[str, Sequence[Expected]] = {
         "data": partition.data_collectives(
             first.parameter_bytes,
@@ -241,6 +242,7 @@ def _expected_of_mindspore(subject: Subject, first: Observation) -> Mapping[str,
             num_ranks=subject.mesh.size("data"),
             bucket_bytes=strategy.bucket_bytes,
             shares=strategy.optimizer_sharding,
+            in_shared_memory=subject.device == "cpu" and only_samples and shared_memory.is_wanted(),
         )
     }
     if subject.plan is not None:

@@ -71,7 +71,13 @@ def own_intervals(counts: Sequence[int], *, position: int, size: int) -> tuple[I
 
 
 def data_collectives(
-    parameter_bytes: Sequence[int], buffer_bytes: int, *, num_ranks: int, bucket_bytes: int, shares: bool = False
+    parameter_bytes: Sequence[int],
+    buffer_bytes: int,
+    *,
+    num_ranks: int,
+    bucket_bytes: int,
+    shares: bool = False,
+    in_shared_memory: bool = False,
 ) -> tuple[Expected, ...]:
     """The closed form: what one update in float32 communicates over the data axis.
 
@@ -81,6 +87,7 @@ def data_collectives(
         num_ranks: Ranks on the data axis.
         bucket_bytes: A bucket is closed before the tensor that would make it larger.
         shares: Whether the optimizer is sharded, so that new parameters travel as gradients do.
+        in_shared_memory: Whether all tensors are summed at once, in memory that the ranks share.
 
     Returns:
         The all-reduces; none on an axis of one.
@@ -88,5 +95,5 @@ def data_collectives(
     if num_ranks == 1:
         return ()
     times = 2 if shares else 1
-    number = max(plan_buckets(parameter_bytes, bucket_bytes=bucket_bytes))
+    number = 1 if in_shared_memory else max(plan_buckets(parameter_bytes, bucket_bytes=bucket_bytes))
     return (Expected("all-reduce", times * number + (buffer_bytes > 0), times * sum(parameter_bytes) + buffer_bytes),)
