@@ -49,7 +49,8 @@ def mistakes(_engine: Engine, world: World) -> tuple[str, ...]:
     convmesh.parallelize(network, plan)
     twice = said(lambda: convmesh.parallelize(network, plan))
     larger = convmesh.plan_by_rule(graph, convmesh.Mesh({"channel": 2 * world.num_ranks}), min_multiply_adds=0)
-    return not_split, twice, said(lambda: convmesh.parallelize(NETWORKS["swish"](), larger))
+    rows = convmesh.plan_by_rule(graph, convmesh.Mesh({"height": world.num_ranks}))
+    return not_split, twice, *(said(lambda p=p: convmesh.parallelize(NETWORKS["swish"](), p)) for p in (larger, rows))
 
 
 def said(action: Callable[[], object]) -> str:

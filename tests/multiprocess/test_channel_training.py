@@ -51,10 +51,13 @@ def difference(got: Arrays, expected: Arrays) -> tuple[float, str]:
     )
 
 
-@pytest.mark.parametrize("sizes", MESHES, ids=str)
-@pytest.mark.parametrize("name", ["resnet18", "bottlenecks"])
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("resnet18", MESHES[2]), *(("bottlenecks", sizes) for sizes in MESHES)],
+    ids=str,
+)
 def test_residual_networks_equal_one_device_in_float64(
-    run_split: Callable[..., Any], sizes: Mapping[str, int], name: str
+    run_split: Callable[..., Any], name: str, sizes: Mapping[str, int]
 ) -> None:
     answers = run_split(sizes, name, dtype="float64")
     losses, expected = cases.train_alone(name=name, num_shards=sizes["data"], dtype="float64")
@@ -64,20 +67,13 @@ def test_residual_networks_equal_one_device_in_float64(
 
 
 @pytest.mark.parametrize("sizes", [MESHES[0], MESHES[2]], ids=str)
-def test_a_residual_network_equals_one_device_in_float32(
-    run_split: Callable[..., Any], sizes: Mapping[str, int]
-) -> None:
-    parts: dict[str, Any] = {"counts": (16,) * 2, "optimizer": {"learning_rate": 0.01}}
-    alone = [
-        cases.train_alone(name="resnet18", num_shards=sizes["data"], train={"channels_last": last}, **parts)
-        for last in (True, False)
-    ]
-    losses, expected = alone[0]
-    # Another memory order is another order of sums.
-    rounding, _ = difference(alone[1][1], expected)
-    for answer in run_split(sizes, "resnet18", **parts):
-        np.testing.assert_allclose(answer["losses"], losses, rtol=1e-4)
-        assert difference(answer["states"][-1].network, expected) < (max(1e-4, 10 * rounding), "")
+def test_a_network_equals_one_device_in_float32(run_split: Callable[..., Any], sizes: Mapping[str, int]) -> None:
+    # A small network: in a deep one the sign of a single activation near zero, which rounding alone turns, moves the
+    # gradient of a float32 run on one device by a hundredth. Deep networks are compared in float64 above.
+    losses, expected = cases.train_alone(name="cnn-small", num_shards=sizes["data"])
+    for answer in run_split(sizes, "cnn-small"):
+        np.testing.assert_allclose(answer["losses"], losses, rtol=1e-5)
+        assert difference(_learned(answer["states"][-1].network), _learned(expected)) < (1e-4, "")
 
 
 @pytest.mark.parametrize(

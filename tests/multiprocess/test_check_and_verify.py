@@ -153,7 +153,8 @@ def test_a_loop_of_ones_own_trains_a_split_network(
 
 def test_what_was_not_split_is_refused(rank_pool: Callable[[str, int], RankPool]) -> None:
     told: list[Any] = rank_pool("torch", 2).run("tests.multiprocess.own_loop:mistakes")
-    for not_split, twice, other_ranks in told:
+    for not_split, twice, other_ranks, rows in told:
         assert "this network is not split" in not_split
         assert "the network is split already" in twice
         assert "does not fit the ranks that were started (got 2, expected 4)" in other_ranks
+        assert "not along 'height'" in rows

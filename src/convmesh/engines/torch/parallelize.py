@@ -52,6 +52,11 @@ def parallelize(
     """
     if plan.network is None:
         raise ConfigError("the plan does not say what network it is for", fix="Make it with plan_by_rule(graph, mesh)")
+    unsplit = [axis for axis, size in plan.mesh.sizes.items() if size > 1 and axis not in ("data", CHANNEL)]
+    if unsplit:
+        raise ConfigError(
+            f"networks are split along data and channel only, not along '{unsplit[0]}'", got=str(plan.mesh)
+        )
     if split_of(network) is not None:
         raise ModelError("the network is split already", fix="Build it anew")
     graph = trace(network, (num_samples, *plan.network.input_shape))
