@@ -25,8 +25,10 @@ check: $(VENV)/.ready-dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.ready-dev
-	$(BIN)/python benchmarks/sampler.py
-	$(BIN)/python benchmarks/data_parallel.py
+	$(BIN)/python -m benchmarks.sampler
+	$(BIN)/python -m benchmarks.data_parallel
+	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks.channel_parallel
 
 docs: $(VENV)/.ready-dev
 	$(BIN)/convmesh config reference --language en > docs/en/configuration.md
