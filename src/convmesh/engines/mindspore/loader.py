@@ -62,9 +62,11 @@ def load(reader: Reader, keys: Sequence[Key], *, num_workers: int) -> Iterator[M
     """Reads micro-batches in order.
 
     Args:
-        reader: Gives NumPy arrays; copied into worker processes if there are any.
+        reader: Gives NumPy arrays; called from several threads if there are several workers.
         keys: Which micro-batches.
-        num_workers: Worker processes; 0 reads in a thread of this process.
+        num_workers: Threads that read; 0 is one. Not processes: MindSpore forks them from a process that is full of
+            threads, and a child then waits for ever for a lock that one of those held (it hung in our tests). Decoding
+            and NumPy release the interpreter's lock.
 
     Yields:
         One micro-batch per key.
@@ -81,7 +83,7 @@ def load(reader: Reader, keys: Sequence[Key], *, num_workers: int) -> Iterator[M
             _COLUMNS,
             shuffle=False,
             num_parallel_workers=max(1, num_workers),
-            python_multiprocessing=num_workers > 0,
+            python_multiprocessing=False,
         )
         rows = source.create_tuple_iterator(num_epochs=1, output_numpy=True, do_copy=False)
     for images_NHWC, labels_N, weights_N, num_skipped, failure in rows:
