@@ -27,6 +27,7 @@ check: $(VENV)/.ready-dev
 bench: $(VENV)/.ready-dev
 	$(BIN)/python -m benchmarks.sampler
 	$(BIN)/python -m benchmarks.data_parallel
+	$(BIN)/python -m benchmarks.mindspore_data_parallel
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.channel_parallel
 
