@@ -39,12 +39,13 @@ class ShardedWeighted(nn.Cell):
         if weight is None:
             raise AssertionError("unreachable: a weighted operator has a weight")
         num_dims = len(node.shape)
+        learns = bool(weight.requires_grad)
         operator = operator_of(node, weight, groups=_local_groups(node, resolved, axis))
         self.gathers_again = resolved.before.kind == "gather_sum" and not resolved.keep_input
-        before: nn.Cell = redistribution(resolved.before, axis, num_dims=num_dims)
+        before: nn.Cell = redistribution(resolved.before, axis)
         if self.gathers_again:
-            before = GatheredAgain(operator, resolved, axis, num_dims=num_dims, learns=bool(weight.requires_grad))
-        after = redistribution(resolved.after, axis, num_dims=num_dims)
+            before = GatheredAgain(operator, resolved, axis, learns=learns)
+        after = redistribution(resolved.after, axis)
         hide(self, kernel=weight, shift=bias, before=before, after=after, operator=operator)
         self.has_bias = bias is not None
         self.adds_bias_last = resolved.split == "in_channels"
@@ -82,23 +83,21 @@ class GatheredAgain(nn.Cell):
         operator: The function of input and weight.
         resolved: What becomes of the operator.
         axis: The channel axis.
-        num_dims: Dims of the input.
         learns: Whether the weight takes a gradient; without one the backward needs no values of the input.
     """
 
-    def __init__(
-        self, operator: nn.Cell, resolved: Resolved, axis: ChannelAxis, *, num_dims: int, learns: bool
-    ) -> None:
+    def __init__(self, operator: nn.Cell, resolved: Resolved, axis: ChannelAxis, *, learns: bool) -> None:
         super().__init__(auto_prefix=False)
         lists = resolved.before.source
-        again = Gather(axis, lists, num_dims) if learns else Spread(axis, lists, num_dims)
+        again = Gather(axis, lists) if learns else Spread(axis, lists)
         hide(
             self,
             operator=operator,
-            gather=Gather(axis, lists, num_dims),
+            gather=Gather(axis, lists),
             again=again,
             scatter=ReduceScatter(axis, lists),
         )
+        self.learns = learns
         self.differentiate = ops.GradOperation(get_all=True, sens_param=True)
         self.depend = ops.Depend()
 
@@ -129,8 +128,11 @@ class GatheredAgain(nn.Cell):
         # Without the dependence the compiler finds that it has gathered this before, and keeps it.
         whole = self.again(self.depend(part, dout))
         of_whole, of_weight = self.differentiate(self.operator)(whole, weight, dout)
-        # All ranks gather before they scatter, though nothing needs it: the order of what they send must be one.
-        return self.scatter(self.depend(of_whole, whole)), of_weight
+        if self.learns:
+            # Else the weight's gradient, on which nothing waits, would be left to the end, and the whole input held for
+            # it. And all ranks gather before they scatter.
+            of_whole = self.depend(of_whole, of_weight)
+        return self.scatter(of_whole), of_weight
 
 
 class Convolution(nn.Cell):

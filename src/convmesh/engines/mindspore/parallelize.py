@@ -21,7 +21,7 @@ from convmesh.engines.mindspore.redistribution import redistribution
 from convmesh.engines.mindspore.state import named_parameters
 from convmesh.engines.mindspore.trace import trace
 from convmesh.errors import ConfigError, ConvMeshError, ModelError, raise_all
-from convmesh.graph import Edge, Node
+from convmesh.graph import Node
 from convmesh.plan import CHANNEL, Plan, Resolved, ResolvedPlan, resolve
 from convmesh.plan.network import plan_mismatches
 from convmesh.plan.placement import ParameterShard, Shard
@@ -101,7 +101,7 @@ def apply(network: nn.Cell, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.Cel
             elif node.kind in ("batch_norm", "group_norm", "instance_norm"):
                 narrow_norm(cells[node.module], taken, axis)
         if entry.before.kind != "none" or entry.after.kind != "none":
-            _change_at_border(cells[node.module], node, resolved, axis)
+            _change_at_border(cells[node.module], entry, axis)
     for cell in cells.values():
         cell.compile_cache.clear()  # What was compiled before is of the whole network.
     note_split(network, ChannelSplit(resolved, axis, shards))
@@ -167,14 +167,12 @@ def _replace(cells: dict[str, nn.Cell], path: str, cell: nn.Cell) -> None:
     cells[path] = cell
 
 
-def _change_at_border(cell: nn.Cell, node: Node, resolved: ResolvedPlan, axis: ChannelAxis) -> None:
-    entry, graph = resolved.operators[node.name], resolved.graph
-    source = graph.shape(node.inputs[0] if node.inputs else Edge(node.name))
+def _change_at_border(cell: nn.Cell, entry: Resolved, axis: ChannelAxis) -> None:
     hide(
         cell,
         convmesh_construct=cell.construct,
-        convmesh_before=redistribution(entry.before, axis, num_dims=len(source)),
-        convmesh_after=redistribution(entry.after, axis, num_dims=len(node.shape)),
+        convmesh_before=redistribution(entry.before, axis),
+        convmesh_after=redistribution(entry.after, axis),
         construct=types.MethodType(_changed_construct, cell),
     )
 

@@ -14,13 +14,12 @@ from convmesh.engines.mindspore.channel_axis import ChannelAxis, Gather, Keep, O
 from convmesh.plan.placement import Change
 
 
-def redistribution(change: Change, axis: ChannelAxis, *, num_dims: int) -> nn.Cell:
+def redistribution(change: Change, axis: ChannelAxis) -> nn.Cell:
     """A change of where the channels of a tensor are.
 
     Args:
         change: The change.
         axis: The channel axis.
-        num_dims: Dims of the tensor.
 
     Returns:
         A cell from a tensor as the change's source says to one as its target says.
@@ -28,8 +27,7 @@ def redistribution(change: Change, axis: ChannelAxis, *, num_dims: int) -> nn.Ce
     if change.kind == "none":
         return Keep()
     source, target = change.source, change.target
-    gather = partial(Gather, axis, num_dims=num_dims)
-    own, scatter = partial(Own, axis), partial(ReduceScatter, axis)
+    gather, own, scatter = partial(Gather, axis), partial(Own, axis), partial(ReduceScatter, axis)
     ways: dict[str, Callable[[], tuple[nn.Cell, nn.Cell]]] = {
         "copy": lambda: (Keep(), Sum(axis)),
         "gather": lambda: (gather(source), own(source)),
