@@ -95,7 +95,7 @@ def parallelize(network: Any, plan: Plan) -> Any:
     """Splits a network over the ranks of your own training loop; all ranks call it with equal networks.
 
     Args:
-        network: An ``nn.Module``; changed in place, its parameters become this rank's parts.
+        network: An ``nn.Cell`` or ``nn.Module``; changed in place, its parameters become this rank's parts.
         plan: Made by ``plan_by_rule``, or read by ``load_plan``; its mesh says how many ranks there are.
 
     Returns:
@@ -110,19 +110,24 @@ def parallelize(network: Any, plan: Plan) -> Any:
     return _split_part(network).parallelize(network, plan)
 
 
-def reduce_gradients(network: Any) -> None:
+def reduce_gradients(network: Any, gradients: Any = None) -> Any:
     """Sums the gradients of a split network over the data axis, after the last backward of an update.
 
     Every rank back-propagates its own samples' losses divided by the number of samples of the *global* batch.
 
     Args:
         network: Split by ``parallelize``.
+        gradients: On MindSpore, in the order of ``network.trainable_params()``; PyTorch's are in the parameters.
+
+    Returns:
+        On MindSpore the sums, in the same order.
 
     Raises:
         EngineError: If the network's engine can't split it.
         ModelError: If it is not split.
     """
-    _split_part(network).reduce_gradients(network)
+    reduce = _split_part(network).reduce_gradients
+    return reduce(network) if gradients is None else reduce(network, gradients)
 
 
 def gather_state(network: Any) -> Arrays:

@@ -7,34 +7,37 @@ whoever refers to it has the part.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from convmesh.engines.mindspore.channel_axis import ChannelAxis, hide
+from convmesh.engines.contract import Arrays
+from convmesh.engines.mindspore.channel_axis import ChannelAxis, channel_axis, hide
 from convmesh.engines.mindspore.channel_split import ChannelSplit, note_split, split_of
+from convmesh.engines.mindspore.collectives import DataAxis, data_axis
 from convmesh.engines.mindspore.layers import ShardedWeighted
 from convmesh.engines.mindspore.layers_local import ShardedDropout, narrow_norm
+from convmesh.engines.mindspore.own_loop import Reduction, own_world
 from convmesh.engines.mindspore.redistribution import redistribution
-from convmesh.engines.mindspore.state import named_parameters
+from convmesh.engines.mindspore.state import export_network, named_parameters
 from convmesh.engines.mindspore.trace import trace
 from convmesh.errors import ConfigError, ConvMeshError, ModelError, raise_all
 from convmesh.graph import Node
-from convmesh.plan import CHANNEL, Plan, Resolved, ResolvedPlan, resolve
+from convmesh.plan import Plan, Resolved, ResolvedPlan, resolve
 from convmesh.plan.network import plan_mismatches
 from convmesh.plan.placement import ParameterShard, Shard
 from convmesh.plan.weighted import WEIGHTED
 
 
-def parallelize(network: nn.Cell, plan: Plan, *, axis: ChannelAxis, num_samples: int = 2) -> nn.Cell:
+def parallelize(network: nn.Cell, plan: Plan, *, axis: ChannelAxis | None = None, num_samples: int = 2) -> nn.Cell:
     """Splits a network along the axis ``channel``; all ranks call it with equal networks.
 
     Args:
         network: Changed in place; its parameters and buffers are equal on all ranks.
         plan: The plan; it must note the network that it was made for.
-        axis: The channel axis.
+        axis: The channel axis; made from the plan's mesh if left out.
         num_samples: Samples with which the network is read; any number that it takes.
 
     Returns:
@@ -51,11 +54,58 @@ def parallelize(network: nn.Cell, plan: Plan, *, axis: ChannelAxis, num_samples:
         raise ModelError("the network is split already", fix="Build it anew")
     graph = trace(network, (num_samples, *plan.network.input_shape))
     raise_all(plan_mismatches(plan, graph, mesh=plan.mesh))
-    if plan.mesh.size(CHANNEL) == 1:
+    if axis is None:
+        world = own_world(plan.mesh)
+        hide(network, **{_DATA_AXIS: data_axis(world)})
+        axis = channel_axis(world)
+    if axis is None:
         return network
     resolved = resolve(graph, plan)
     raise_all(refusals(network, resolved))
     return apply(network, resolved, axis)
+
+
+def reduce_gradients(network: nn.Cell, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Sums gradients over the data axis, once per update; all ranks call it.
+
+    Every rank differentiates its own samples' losses divided by the number of samples of the *global* batch. Gradients
+    of what is split are right on the channel axis already; those of whole parameters that every rank uses for own
+    channels only are summed over it.
+
+    Args:
+        network: Split by ``parallelize``.
+        gradients: In the order of ``network.trainable_params()``.
+
+    Returns:
+        The sums, in the same order.
+
+    Raises:
+        ModelError: If the network is not split, or there are not as many gradients as trainable parameters.
+    """
+    axis: DataAxis | None = network.__dict__.get(_DATA_AXIS)
+    if axis is None:
+        raise ModelError("this network is not split", fix="Split it with convmesh.parallelize(network, plan)")
+    if _REDUCTION not in network.__dict__:
+        hide(network, **{_REDUCTION: Reduction(network, axis, split_of(network))})
+    reduction: Reduction = network.__dict__[_REDUCTION]
+    return reduction(gradients)
+
+
+def gather_state(network: nn.Cell) -> Arrays:
+    """Whole parameters and buffers of a split network, by the names of the network it was made of; all ranks call it.
+
+    Args:
+        network: Split by ``parallelize``.
+
+    Returns:
+        Arrays by name.
+    """
+    split = split_of(network)
+    tensors = export_network(network)
+    return tensors if split is None else split.gather(tensors)
+
+
+_DATA_AXIS, _REDUCTION = "convmesh_data_axis", "convmesh_reduction"
 
 
 def refusals(network: nn.Cell, resolved: ResolvedPlan) -> list[ConvMeshError]:
