@@ -62,11 +62,31 @@ class Slopes(nn.Cell):
         return self.fc(self.flatten(self.avgpool(x)))
 
 
+class Drops(nn.Cell):
+    """Dropout of split channels, of split features, and of a whole tensor that all ranks must drop alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, pad_mode="pad", padding=1, has_bias=True)
+        self.drop1 = nn.Dropout(p=0.2)
+        self.conv2 = nn.Conv2d(8, 7, 3, pad_mode="pad", padding=1, has_bias=True)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten()
+        self.fc1 = nn.Dense(7, 12)
+        self.drop2 = nn.Dropout(p=0.5)
+        self.fc2 = nn.Dense(12, 10)
+        self.drop3 = nn.Dropout(p=0.1)
+
+    def construct(self, x: Tensor) -> Tensor:
+        x = self.conv2(self.drop1(self.conv1(x)))
+        return self.drop3(self.fc2(self.drop2(self.fc1(self.flatten(self.avgpool(x))))))
+
+
 def network_of(name: str) -> nn.Cell:
     """A network with equal initial weights wherever it is built."""
     ms.set_seed(1)
-    if name == "slopes":
-        return Slopes()
+    if name in ("slopes", "drops"):
+        return Slopes() if name == "slopes" else Drops()
     if name in NETWORKS:
         return NETWORKS[name]()
     if name == "resnet18":

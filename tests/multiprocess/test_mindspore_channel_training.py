@@ -67,7 +67,7 @@ def difference(got: Arrays, expected: Arrays) -> tuple[float, str]:
     )
 
 
-@pytest.mark.parametrize("name", ["resnet18", "slopes"])
+@pytest.mark.parametrize("name", ["resnet18", "slopes", "drops"])
 def test_networks_equal_one_device(run_split: Callable[..., Any], name: str) -> None:
     parts: dict[str, Any] = {"counts": (16,) * 2, "optimizer": {"learning_rate": 0.01}}
     losses, expected = cases.train_alone(name=name, **parts)

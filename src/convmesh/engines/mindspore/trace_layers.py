@@ -17,7 +17,8 @@ def convolution(call: Call) -> Meaning | None:
         return None
     num_dims = len(x.shape) - 2
     transposed = call.name not in ("Conv2D", "Conv3D")
-    kernel, attributes = tuple(call.attributes["kernel_size"])[-num_dims:], call.attributes
+    attributes = call.attributes
+    kernel = kinds.spread(attributes["kernel_size"], num_dims)[-num_dims:]
     stride, dilation = tuple(attributes["stride"])[-num_dims:], tuple(attributes["dilation"])[-num_dims:]
     padding = _pairs(attributes["pad_list"], num_dims)
     extra = (0,) * num_dims
