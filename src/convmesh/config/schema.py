@@ -33,6 +33,9 @@ def _no_truth(value: Any) -> Any:
 _STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 Bytes = Annotated[int, BeforeValidator(_read_bytes), Field(ge=1, json_schema_extra={"type": ["integer", "string"]})]
+SizeInBytes = Annotated[
+    int, BeforeValidator(_read_bytes), Field(ge=0, json_schema_extra={"type": ["integer", "string"]})
+]
 Positive = Annotated[int, BeforeValidator(_no_truth), Field(ge=1)]
 NotNegative = Annotated[int, BeforeValidator(_no_truth), Field(ge=0)]
 Seed = Annotated[int, BeforeValidator(_no_truth), Field(ge=0, lt=2**32)]
