@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.graph_builder import Builder
 
 from convmesh.errors import ConfigError, ConvMeshError, MistakeList
-from convmesh.graph import Edge, Graph, Node, Parameter, kinds
+from convmesh.graph import Edge, Graph, Node, Parameter
 from convmesh.mesh import Mesh
 from convmesh.plan import CHANNEL, Choice, Entry, NetworkFacts, Plan, resolve
 from convmesh.plan.by_rule import plan_by_rule
@@ -19,71 +20,6 @@ from convmesh.plan.network import fingerprint, network_facts, plan_mismatches
 from convmesh.plan.placement import ParameterShard, Replicate, Shard
 
 TWO = Mesh({"data": 1, CHANNEL: 2})
-
-
-class Builder:
-    """Makes a graph operator by operator; every operator is a module of its own unless it is told otherwise."""
-
-    def __init__(self, channels: int = 3, *, samples: int = 2) -> None:
-        self.nodes = [Node(name="input", kind="input", output_shapes=((samples, channels, 8, 8),))]
-
-    def add(self, name: str, kind: str, inputs: Any, shape: Any, module: str | None = None, **rest: Any) -> str:
-        sources = (inputs,) if isinstance(inputs, str) else inputs
-        self.nodes.append(
-            Node(
-                name=name,
-                kind=kind,
-                inputs=tuple(Edge(source) for source in sources),
-                output_shapes=(tuple(shape),),
-                module=name if module is None else module,
-                **rest,
-            )
-        )
-        return name
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return next(node for node in self.nodes if node.name == name).shape
-
-    def convolution(self, name: str, source: str, out: int, *, groups: int = 1, module: str | None = None) -> str:
-        samples, num_in, *size = self.shape(source)
-        attributes = kinds.convolution(
-            in_channels=num_in, out_channels=out, kernel=(3, 3), padding=((1, 1), (1, 1)), groups=groups, bias=True
-        )
-        parameters = (
-            Parameter(f"{name}.weight", (out, num_in // groups, 3, 3), role="weight"),
-            Parameter(f"{name}.bias", (out,), role="bias"),
-        )
-        return self.add(
-            name, "convolution", source, (samples, out, *size), module, attributes=attributes, parameters=parameters
-        )
-
-    def relu(self, name: str, source: str, module: str | None = None) -> str:
-        return self.add(name, "elementwise", source, self.shape(source), module, attributes={"function": "relu"})
-
-    def sum(self, name: str, sources: tuple[str, str]) -> str:
-        return self.add(name, "add", sources, self.shape(sources[0]), module="")
-
-    def dense_head(self, source: str, classes: int = 10) -> str:
-        samples, width, *_ = self.shape(source)
-        pool = self.add(
-            "pool",
-            "adaptive_pool",
-            source,
-            (samples, width, 1, 1),
-            attributes={"function": "mean", "output_size": (1, 1)},
-        )
-        flat = self.add(
-            "flatten", "flatten", pool, (samples, width), module="", attributes={"start_dim": 1, "end_dim": 3}
-        )
-        attributes = {"in_features": width, "out_features": classes, "bias": True}
-        parameters = (
-            Parameter("fc.weight", (classes, width), role="weight"),
-            Parameter("fc.bias", (classes,), role="bias"),
-        )
-        return self.add("fc", "dense", flat, (samples, classes), attributes=attributes, parameters=parameters)
-
-    def graph(self, *outputs: str) -> Graph:
-        return Graph(tuple(self.nodes), outputs=tuple(Edge(name) for name in outputs))
 
 
 def small(samples: int = 2) -> Graph:

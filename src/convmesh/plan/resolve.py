@@ -111,22 +111,13 @@ class _Resolver:
         placement = self._wanted.get(node.name, Replicate())
         shards = {}
         if isinstance(placement, Shard):
-            shards[node.parameters[0].name] = ParameterShard(self._aligned_dims(node).pop(), placement.lists)
+            shards[node.parameters[0].name] = ParameterShard(aligned_dims(self._graph, node).pop(), placement.lists)
         return Resolved(node=node.name, split="whole", output=placement, shards=shards)
-
-    def _aligned_dims(self, source: Node) -> set[int]:
-        """The dims of a parameter that its users align with channels."""
-        dims = set()
-        for user in self._graph.consumers(Edge(source.name)):
-            position = user.inputs.index(Edge(source.name))
-            known = user.kind in followers.MERGING and user.kind != "concat"
-            dims.add(followers.channel_extent(self._graph, user, position)[0] if known else -1)
-        return dims
 
     def _place_weighted(self, node: Node) -> Resolved:
         choice = self._plan.choice(self._graph, node) or _WHOLE
         errors = weighted.refusals(self._graph, node, choice, num_ranks=self._num_ranks)
-        if not errors and choice.split != "whole" and (reason := self._not_replaceable(node)):
+        if not errors and choice.split != "whole" and (reason := not_replaceable(node, self._hosts)):
             errors = [
                 ConfigError(
                     f"{node.name} can't be split by '{choice.split}': {reason}",
@@ -141,14 +132,6 @@ class _Resolver:
         if len(node.inputs) > 1 or (entry.before.kind != "none" and node.name not in self._hosts):
             return self._place_merging(node)
         return entry
-
-    def _not_replaceable(self, node: Node) -> str | None:
-        weight = node.parameter("weight")
-        if weight is None or weight.name.rpartition(".")[0] != node.module:
-            return "its weight is not a parameter of its own module"
-        if node.name in self._hosts:
-            return None
-        return "its module is called several times or holds other operators too, or it is written as a function"
 
     def _place_follower(self, node: Node) -> Resolved:
         source = self._placement(node.inputs[0])
@@ -266,7 +249,7 @@ class _Resolver:
     def _can_change(self, node: Node) -> bool:
         """Whether an operator's output can be changed where it is made; a parameter, if its users see one dim of it."""
         if node.kind == "parameter":
-            dims = self._aligned_dims(node)
+            dims = aligned_dims(self._graph, node)
             return len(dims) == 1 and dims.pop() >= 0
         return node.name in self._hosts and len(node.output_shapes) == 1
 
@@ -293,3 +276,39 @@ def hosts(graph: Graph) -> frozenset[str]:
     return frozenset(
         node.name for node in graph if node.module and node.name == node.module and calls[node.module] == 1
     )
+
+
+def not_replaceable(node: Node, hosts: frozenset[str]) -> str | None:
+    """Why a convolution or dense layer can't be split, whatever its sizes.
+
+    Args:
+        node: The operator.
+        hosts: Names of the operators at whose module something can be changed.
+
+    Returns:
+        The reason, or None if it can.
+    """
+    weight = node.parameter("weight")
+    if weight is None or weight.name.rpartition(".")[0] != node.module:
+        return "its weight is not a parameter of its own module"
+    if node.name in hosts:
+        return None
+    return "its module is called several times or holds other operators too, or it is written as a function"
+
+
+def aligned_dims(graph: Graph, source: Node) -> set[int]:
+    """The dims of a parameter that its users align with channels.
+
+    Args:
+        graph: The network.
+        source: A parameter that is used by itself.
+
+    Returns:
+        The dims; below 0 where a user aligns none, or does something else with it.
+    """
+    dims = set()
+    for user in graph.consumers(Edge(source.name)):
+        position = user.inputs.index(Edge(source.name))
+        known = user.kind in followers.MERGING and user.kind != "concat"
+        dims.add(followers.channel_extent(graph, user, position)[0] if known else -1)
+    return dims

@@ -1,0 +1,250 @@
+"""The ways in which each operator can run on the channel axis, and the plan that makes it run so.
+
+A way is what `convmesh.plan.resolve` makes of an operator: where its inputs are, what its module changes at its border,
+where its output is. Listed are those that a plan can ask for by name:
+
+- convolutions and dense layers: every split that is exact and possible, from a whole input and from a split one;
+- other operators that are a module of their own: following their input, or making it whole or split at their border;
+- all others: following their inputs, which have to agree.
+
+A parameter used by itself is split where what it meets is. What the network returns ends whole. Nothing is left for
+`resolve` to bring together, so that it does exactly what was counted; partitions are contiguous.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from convmesh.graph import Edge, Graph, Node
+from convmesh.plan import followers, weighted
+from convmesh.plan.merging import Conflict, merge
+from convmesh.plan.placement import ParameterShard, Placement, Replicate, Shard, change_between
+from convmesh.plan.plan import CHANNEL, Choice, Entry
+from convmesh.plan.resolve import aligned_dims, hosts, not_replaceable
+from convmesh.plan.resolved import Resolved
+
+_CHOICES = (
+    Choice(split="whole"),
+    Choice(split="out_channels"),
+    Choice(split="out_channels", keep_input=True),
+    Choice(split="in_channels"),
+    Choice(split="in_channels", output="whole"),
+    Choice(split="groups"),
+)
+_MOST_COMBINATIONS = 16
+"""Placements of several inputs that are tried; beyond, only all whole and all split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way in which an operator can run.
+
+    Args:
+        sources: Where each of its inputs is.
+        choice: What a plan says about it; None if nothing.
+        resolved: What becomes of it.
+        ports: What neighbours have to agree on, for `convmesh.planner.assignment`: each tensor to the number of its
+            placement, and each parameter that operators share to the number of its split.
+    """
+
+    sources: tuple[Placement, ...]
+    choice: Choice | None
+    resolved: Resolved
+    ports: Mapping[str, int] = field(default_factory=dict)
+
+
+def list_ways(graph: Graph, num_ranks: int) -> dict[str, tuple[Way, ...]]:
+    """Lists the ways of all operators.
+
+    Args:
+        graph: The network.
+        num_ranks: Ranks on the channel axis.
+
+    Returns:
+        Node name to its ways, of which the first leaves everything whole, in the order of the graph.
+    """
+    lister = _Lister(graph, num_ranks)
+    return {node.name: lister.ways(node) for node in graph}
+
+
+def entries_of(ways: Mapping[str, Way]) -> tuple[Entry, ...]:
+    """What a plan says so that every operator runs in a given way.
+
+    Args:
+        ways: Node name to way.
+
+    Returns:
+        One entry for each convolution and dense layer, and for each other operator that changes its input.
+    """
+    return tuple(
+        Entry(pattern=name, axes={CHANNEL: way.choice}) for name, way in ways.items() if way.choice is not None
+    )
+
+
+class _Lister:
+    """Where tensors can be, as far as the walk has come."""
+
+    def __init__(self, graph: Graph, num_ranks: int) -> None:
+        self._graph = graph
+        self._num_ranks = num_ranks
+        self._hosts = hosts(graph)
+        self._places: dict[str, tuple[Placement, ...]] = {}
+        self._returned = {edge.node for edge in graph.outputs}
+        uses = Counter(entry.name for node in graph for entry in node.parameters)
+        self._shared = {name: list[object]() for name, count in uses.items() if count > 1}
+
+    def ways(self, node: Node) -> tuple[Way, ...]:
+        """The ways of the next operator."""
+        found = [self._finished(node, way) for way in self._of(node)]
+        kept = [way for way in found if node.name not in self._returned or way.resolved.output == Replicate()]
+        places: list[Placement] = []
+        numbers = [_number(way.resolved.output, places) for way in kept]
+        self._places[node.name] = tuple(places)
+        return tuple(
+            dataclasses.replace(way, ports={**self._ports(node, way), node.name: number})
+            for way, number in zip(kept, numbers, strict=True)
+        )
+
+    def _ports(self, node: Node, way: Way) -> dict[str, int]:
+        ports = {
+            edge.node: self._places[edge.node].index(place)
+            for edge, place in zip(node.inputs, way.sources, strict=True)
+        }
+        for entry in node.parameters:
+            if entry.name in self._shared:
+                split = way.resolved.shards.get(entry.name), entry.name in way.resolved.summed
+                ports[f"parameter {entry.name}"] = _number(split, self._shared[entry.name])
+        return ports
+
+    def _of(self, node: Node) -> Iterator[Way]:
+        if not node.inputs:
+            yield from self._source(node)
+        elif self._num_ranks == 1:
+            yield self._whole(node)
+        elif node.kind in weighted.WEIGHTED:
+            yield from self._weighted(node)
+        elif node.kind == "opaque":
+            yield self._whole(node)
+        elif len(node.inputs) == 1:
+            yield from self._follower(node)
+        else:
+            yield from self._merging(node)
+
+    def _finished(self, node: Node, way: Way) -> Way:
+        """The way with what `resolve` does to a result of the network, and with the placements of its other outputs."""
+        entry, output = way.resolved, way.resolved.output
+        if node.name in self._returned and output != Replicate() and node.name in self._hosts:
+            entry = dataclasses.replace(entry, after=change_between(output, Replicate()), output=Replicate())
+        more = tuple(entry.output for _ in node.output_shapes[1:])
+        return dataclasses.replace(way, resolved=dataclasses.replace(entry, more_outputs=more))
+
+    def _source(self, node: Node) -> Iterator[Way]:
+        yield self._whole(node)
+        dims = aligned_dims(self._graph, node) if node.kind == "parameter" else set()
+        if self._num_ranks == 1 or len(dims) != 1 or min(dims) < 0:
+            return
+        dim = dims.pop()
+        for place in self._met(node):
+            shards = {node.parameters[0].name: ParameterShard(dim, place.lists)}
+            entry = Resolved(node=node.name, split="whole", output=place, shards=shards)
+            yield Way(sources=(), choice=None, resolved=entry)
+
+    def _met(self, node: Node) -> list[Shard]:
+        """The splits that a parameter could meet: contiguous parts of its users' channels."""
+        sizes = {user.shape[1] for user in self._graph.consumers(Edge(node.name))}
+        lists = [weighted.lists_of(Choice(split="whole"), size, self._num_ranks) for size in sizes]
+        return [Shard(own) for own in lists if all(own)]
+
+    def _whole(self, node: Node) -> Way:
+        choice = Choice(split="whole") if node.kind in weighted.WEIGHTED else None
+        entry = Resolved(node=node.name, split="whole", output=Replicate())
+        return Way(sources=tuple(Replicate() for _ in node.inputs), choice=choice, resolved=entry)
+
+    def _weighted(self, node: Node) -> Iterator[Way]:
+        if node.name not in self._hosts or len(node.inputs) > 1:
+            yield self._whole(node)
+            return
+        able = not_replaceable(node, self._hosts) is None
+        # Where the network returns what it makes, sums end whole whatever was asked for.
+        ends_whole = node.name in self._returned
+        choices = [
+            choice
+            for choice in _CHOICES
+            if not (ends_whole and choice == Choice(split="in_channels"))
+            if choice.split == "whole"
+            or (able and not weighted.refusals(self._graph, node, choice, num_ranks=self._num_ranks))
+        ]
+        for source in self._places[node.inputs[0].node]:
+            for choice in choices:
+                if choice.keep_input and source == Replicate():
+                    continue
+                entry = weighted.place(node, source, choice, num_ranks=self._num_ranks, wanted=None)
+                yield Way(sources=(source,), choice=choice, resolved=entry)
+
+    def _follower(self, node: Node) -> Iterator[Way]:
+        for source in self._places[node.inputs[0].node]:
+            for choice, chosen in self._chosen(node, source):
+                way = followers.follow(
+                    self._graph, node, chosen, num_ranks=self._num_ranks, replaceable=node.name in self._hosts
+                )
+                if way.source == source or node.name in self._hosts:
+                    yield self._following(node, source, choice, way)
+
+    def _chosen(self, node: Node, source: Placement) -> Iterator[tuple[Choice | None, Placement]]:
+        """What a plan can make of an operator's input at its own border."""
+        yield None, source
+        if node.name not in self._hosts:
+            return
+        if isinstance(source, Shard):
+            yield Choice(split="whole"), Replicate()
+            return
+        split = Choice(split="channels")
+        shape = self._graph.input_shapes(node)[0]
+        if len(shape) > 1 and not weighted.refusals(self._graph, node, split, num_ranks=self._num_ranks):
+            yield split, Shard(weighted.lists_of(split, shape[1], self._num_ranks))
+
+    def _following(self, node: Node, source: Placement, choice: Choice | None, way: followers.Way) -> Way:
+        shards = followers.parameter_shards(node, way.source)
+        entry = Resolved(
+            node=node.name,
+            split="whole" if way.source == Replicate() else "channels",
+            before=change_between(source, way.source),
+            output=way.output,
+            shards=shards,
+            summed=followers.summed_parameters(node, way.source, shards),
+        )
+        return Way(sources=(source,), choice=choice, resolved=entry)
+
+    def _merging(self, node: Node) -> Iterator[Way]:
+        for sources in self._combinations(node):
+            try:
+                output, summed = merge(self._graph, node, sources, num_ranks=self._num_ranks)
+            except Conflict:
+                continue
+            split = "whole" if output == Replicate() else "channels"
+            entry = Resolved(node=node.name, split=split, output=output, summed=summed)
+            yield Way(sources=sources, choice=None, resolved=entry)
+
+    def _combinations(self, node: Node) -> Iterator[tuple[Placement, ...]]:
+        places = {edge.node: self._places[edge.node] for edge in node.inputs}
+        names = list(places)
+        if math.prod(map(len, places.values())) <= _MOST_COMBINATIONS:
+            chosen: Sequence[tuple[Placement, ...]] = list(itertools.product(*places.values()))
+        else:
+            chosen = [tuple(own[min(number, len(own) - 1)] for own in places.values()) for number in (0, 1)]
+        for combination in chosen:
+            by_name = dict(zip(names, combination, strict=True))
+            yield tuple(by_name[edge.node] for edge in node.inputs)
+
+
+def _number(value: Any, known: list[Any]) -> int:
+    """The place of a value in a list, to which it is added if it is new."""
+    if value not in known:
+        known.append(value)
+    return known.index(value)

@@ -1,0 +1,66 @@
+"""What the planner takes an operator to do is what `resolve` makes of the plan."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.graph_builder import GRAPHS, Builder
+
+from convmesh.graph import Graph
+from convmesh.mesh import Mesh
+from convmesh.plan import CHANNEL, Plan, Resolved, resolve
+from convmesh.plan.placement import Replicate
+from convmesh.planner.assignment import Option, assign
+from convmesh.planner.ways import Way, entries_of, list_ways
+
+
+def squeeze_excite() -> Graph:
+    """A gate of one value per channel, made from a mean over pixels."""
+    build = Builder()
+    x = build.convolution("conv0", "input", 8)
+    gate = build.add(
+        "squeeze", "adaptive_pool", x, (2, 8, 1, 1), attributes={"function": "mean", "output_size": (1, 1)}
+    )
+    gate = build.convolution("expand", build.relu("relu", build.convolution("reduce", gate, 3)), 8)
+    x = build.add("scale", "multiply", (x, gate), (2, 8, 8, 8), module="")
+    return build.graph(build.dense_head(x))
+
+
+NETWORKS = {**GRAPHS, "squeeze_excite": squeeze_excite}
+
+
+def chosen_at_random(graph: Graph, seed: int, num_ranks: int) -> dict[str, Way]:
+    """Ways that fit together, cheapest at random prices."""
+    generator = random.Random(seed)
+    ways = list_ways(graph, num_ranks)
+    items = [[Option(cost=generator.random(), ports=way.ports) for way in own] for own in ways.values()]
+    found = assign(items)
+    assert found is not None
+    return {name: own[number] for (name, own), number in zip(ways.items(), found.options, strict=True)}
+
+
+def comparable(entry: Resolved) -> dict[str, object]:
+    return {**vars(entry), "shards": dict(entry.shards)}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@given(seed=st.integers(0, 10**6), num_ranks=st.sampled_from((2, 3, 4)))
+@settings(max_examples=25, deadline=None)
+def test_resolve_does_what_was_counted(network: str, seed: int, num_ranks: int) -> None:
+    graph = NETWORKS[network]()
+    chosen = chosen_at_random(graph, seed, num_ranks)
+    plan = Plan(mesh=Mesh({"data": 1, CHANNEL: num_ranks}), entries=entries_of(chosen))
+    found = resolve(graph, plan)
+    for name, way in chosen.items():
+        assert comparable(found.operators[name]) == comparable(way.resolved), name
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_everything_can_stay_whole(network: str) -> None:
+    graph = NETWORKS[network]()
+    for own in list_ways(graph, 2).values():
+        assert own[0].resolved.output == Replicate()
+        assert own[0].resolved.changes_nothing
