@@ -18,6 +18,7 @@ from convmesh.errors import ModelError
 from convmesh.graph import Graph, differences, output_shapes, saved_activations, total_cost
 from convmesh.graph import kinds as make
 from convmesh.graph.canonical import build_graph
+from convmesh.graph.resize import with_samples
 from convmesh.models.torch import build
 from tests.networks_torch import NETWORKS
 
@@ -35,6 +36,14 @@ def test_published_figures_at_224_pixels(name: str, num_parameters: int, giga_mu
     graph = trace(network, (1, 3, 224, 224))
     assert graph.num_parameters == num_parameters
     assert round(total_cost(graph).multiply_adds / 1e9, 2) == giga_multiply_adds
+
+
+@pytest.mark.parametrize("name", ["cnn-small", "resnet50", *NETWORKS])
+def test_a_graph_at_other_samples_is_what_tracing_them_gives(name: str) -> None:
+    network, size = (NETWORKS[name](), 16) if name in NETWORKS else (build(name), 32)
+    few, many = (trace(network, (num_samples, 3, size, size)) for num_samples in (2, 5))
+    assert with_samples(few, 5) == many
+    assert with_samples(many, 2) == few
 
 
 def kept_bytes(network: nn.Module, x: Tensor) -> int:
