@@ -13,7 +13,7 @@ from convmesh.graph import Graph
 from convmesh.mesh import Mesh
 from convmesh.plan import CHANNEL, Plan, Resolved, resolve
 from convmesh.plan.placement import Replicate
-from convmesh.planner.assignment import Option, assign
+from convmesh.planner.assignment import Problem
 from convmesh.planner.ways import Way, entries_of, list_ways
 
 
@@ -36,8 +36,8 @@ def chosen_at_random(graph: Graph, seed: int, num_ranks: int) -> dict[str, Way]:
     """Ways that fit together, cheapest at random prices."""
     generator = random.Random(seed)
     ways = list_ways(graph, num_ranks)
-    items = [[Option(cost=generator.random(), ports=way.ports) for way in own] for own in ways.values()]
-    found = assign(items)
+    problem = Problem([[way.ports for way in own] for own in ways.values()])
+    found = problem.solve([generator.random() for own in ways.values() for _ in own])
     assert found is not None
     return {name: own[number] for (name, own), number in zip(ways.items(), found.options, strict=True)}
 

@@ -21,31 +21,22 @@ Both are exact, and deterministic: nothing depends on time, and of equal costs t
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain, pairwise
 
-from convmesh.planner.elimination import Table, eliminate
+import numpy as np
+import numpy.typing as npt
+
+from convmesh.planner.elimination import Elimination
 from convmesh.planner.integer import Row, solve_integer
-from convmesh.planner.ports import merge_ports
+from convmesh.planner.ports import Ports, merge_ports
 
 LARGEST_TABLE = 2**16
 """Entries of a table up to which ports are eliminated; larger problems are left to HiGHS."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """One way in which an item can be.
-
-    Args:
-        cost: What it costs; infinite if it is impossible.
-        ports: Port to the value that it has with this option.
-        loads: What it takes of each limited resource.
-    """
-
-    cost: float
-    ports: Mapping[str, Hashable] = field(default_factory=dict)
-    loads: tuple[float, ...] = ()
+Numbers = Sequence[float] | npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -63,125 +54,112 @@ class Assignment:
     loads: tuple[float, ...] = ()
 
 
-def assign(
-    items: Sequence[Sequence[Option]], *, limits: Sequence[float] = (), relative_gap: float = 0.0
-) -> Assignment | None:
-    """Chooses one option per item.
+class Problem:
+    """Items, their options, and what neighbours have to agree on; costs and limits may then be tried in turn.
 
     Args:
-        items: The options of each item; all options of one name the same ports.
-        limits: How much of each resource there is.
-        relative_gap: How far from the optimum the answer may be where limits bind, as a share of its cost; 0 is exact.
-
-    Returns:
-        The cheapest choice within the limits, or None if there is none.
+        items: Per item, per option: port to value. All options of an item name the same ports.
     """
-    free = _unlimited(items)
-    if free is not None and _fits(free, limits):
-        return free
-    if free is None and not _possible(items):
-        return None
-    return _limited(items, limits, relative_gap)
 
+    def __init__(self, items: Sequence[Sequence[Ports]]) -> None:
+        self._items = items
+        self._starts = [0, *accumulate(map(len, items))]
+        self._merged = merge_ports(items)
+        self._elimination = Elimination(self._merged, largest=LARGEST_TABLE)
 
-def lightest(items: Sequence[Sequence[Option]], resource: int) -> Assignment | None:
-    """The choice that takes least of one resource, whatever it costs.
+    def solve(
+        self,
+        costs: Numbers,
+        *,
+        loads: Sequence[Numbers] = (),
+        limits: Sequence[float] = (),
+        relative_gap: float = 0.0,
+    ) -> Assignment | None:
+        """Chooses one option per item.
 
-    Args:
-        items: The options of each item.
-        resource: Number of the resource.
+        Args:
+            costs: Of all options of all items, one after the other; infinite for one that is impossible.
+            loads: Per resource what each option takes of it, in the same order.
+            limits: Per resource how much there is.
+            relative_gap: How far from the optimum the answer may be where limits bind, as a share of its cost; 0 is
+                exact.
 
-    Returns:
-        The choice; of equally light ones the cheapest is not sought. None if there is none.
-    """
-    swapped = [
-        [
-            Option(cost=option.loads[resource] if math.isfinite(option.cost) else math.inf, ports=option.ports)
-            for option in options
+        Returns:
+            The cheapest choice within the limits, or None if there is none.
+        """
+        free = self._elimination.solve(np.asarray(costs, dtype=float)) if self._elimination.possible else None
+        if free is not None:
+            found = self._summed(free, costs, loads)
+            if all(load <= limit for load, limit in zip(found.loads, limits, strict=True)):
+                return found
+        elif self._elimination.possible:
+            return None
+        chosen = self._limited(costs, loads, limits, relative_gap)
+        return None if chosen is None else self._summed(chosen, costs, loads)
+
+    def bound(self, costs: Numbers) -> float:
+        """A cost that no choice undercuts: each item takes its cheapest option, whatever its neighbours do."""
+        return float(np.minimum.reduceat(np.asarray(costs, dtype=float), self._starts[:-1]).sum())
+
+    def _summed(self, chosen: Sequence[int], costs: Numbers, loads: Sequence[Numbers]) -> Assignment:
+        places = [start + number for start, number in zip(self._starts, chosen, strict=False)]
+        cost = math.fsum(float(costs[place]) for place in places)
+        return Assignment(tuple(chosen), cost, tuple(math.fsum(float(own[place]) for place in places) for own in loads))
+
+    def _limited(
+        self, costs: Numbers, loads: Sequence[Numbers], limits: Sequence[float], relative_gap: float
+    ) -> list[int] | None:
+        bounded = [(own, limit) for own, limit in zip(loads, limits, strict=True) if math.isfinite(limit)]
+        kept = list(self._undominated(costs, [own for own, _ in bounded]))
+        if not all(kept):
+            return None
+        flat = list(chain.from_iterable(kept))
+        offsets = [0, *accumulate(map(len, kept))]
+        rows = [
+            *(Row(dict.fromkeys(range(start, end), 1.0), 1.0, 1.0) for start, end in pairwise(offsets)),
+            *self._agreements(flat, offsets),
+            *(
+                Row({place: float(own[option]) for place, option in enumerate(flat)}, -math.inf, limit)
+                for own, limit in bounded
+            ),
         ]
-        for options in items
-    ]
-    found = assign(swapped)
-    return None if found is None else _summed(items, found.options)
+        chosen = solve_integer([float(costs[option]) for option in flat], rows, relative_gap=relative_gap)
+        if chosen is None:
+            return None
+        taken = [option for place, option in enumerate(flat) if chosen[place]]
+        return [option - start for option, start in zip(taken, self._starts, strict=False)]
 
+    @cached_property
+    def _keys(self) -> list[tuple[tuple[str, int], ...] | None]:
+        """Ports and values of every option, so that equal ones can be told."""
+        return [None if ports is None else tuple(ports.items()) for options in self._merged for ports in options]
 
-def _summed(items: Sequence[Sequence[Option]], chosen: Sequence[int]) -> Assignment:
-    options = [item[number] for item, number in zip(items, chosen, strict=True)]
-    loads = zip(*(option.loads for option in options), strict=True)
-    return Assignment(tuple(chosen), math.fsum(option.cost for option in options), tuple(map(math.fsum, loads)))
+    def _undominated(self, costs: Numbers, loads: Sequence[Numbers]) -> Iterator[list[int]]:
+        """Per item the options that no other one with the same ports beats in cost and in every load."""
+        for start, end in pairwise(self._starts):
+            best: dict[object, list[int]] = {}
+            for option in sorted(range(start, end), key=lambda place: float(costs[place])):
+                if self._keys[option] is None or not math.isfinite(float(costs[option])):
+                    continue
+                rivals = best.setdefault(self._keys[option], [])
+                if not any(all(own[rival] <= own[option] for own in loads) for rival in rivals):
+                    rivals.append(option)
+            yield sorted(chain.from_iterable(best.values()))
 
-
-def _fits(found: Assignment, limits: Sequence[float]) -> bool:
-    return all(load <= limit for load, limit in zip(found.loads, limits, strict=False))
-
-
-def _possible(items: Sequence[Sequence[Option]]) -> bool:
-    return all(any(math.isfinite(option.cost) for option in options) for options in items)
-
-
-def _unlimited(items: Sequence[Sequence[Option]]) -> Assignment | None:
-    """The optimum without limits; None if there is none, or if it takes an integer program to find it."""
-    merged = merge_ports([[(option.ports, option.cost) for option in options] for options in items])
-    if merged is None:
-        return None
-    tables = [Table.cheapest(options) for options in merged]
-    values = eliminate(tables, largest=LARGEST_TABLE)
-    if values is None:
-        return None
-    return _summed(items, [table.best(values) for table in tables])
-
-
-def _limited(items: Sequence[Sequence[Option]], limits: Sequence[float], relative_gap: float) -> Assignment | None:
-    kept = [_undominated(options) for options in items]
-    offsets = [0, *accumulate(map(len, kept))]
-    flat = [items[item][number] for item, numbers in enumerate(kept) for number in numbers]
-    rows = [
-        *(Row(dict.fromkeys(range(start, end), 1.0), 1.0, 1.0) for start, end in pairwise(offsets)),
-        *_agreements(flat, offsets),
-        *(
-            Row({place: option.loads[number] for place, option in enumerate(flat)}, -math.inf, limit)
-            for number, limit in enumerate(limits)
-            if math.isfinite(limit)
-        ),
-    ]
-    chosen = solve_integer([option.cost for option in flat], rows, relative_gap=relative_gap)
-    if chosen is None:
-        return None
-    numbers = [
-        numbers[next(place for place in range(len(numbers)) if chosen[start + place])]
-        for numbers, start in zip(kept, offsets, strict=False)
-    ]
-    return _summed(items, numbers)
-
-
-def _undominated(options: Sequence[Option]) -> list[int]:
-    """Options that no other one with the same ports beats in cost and in every load."""
-    best: dict[tuple[tuple[str, Hashable], ...], list[int]] = {}
-    for number, option in sorted(enumerate(options), key=lambda pair: (pair[1].cost, pair[0])):
-        if not math.isfinite(option.cost):
-            continue
-        rivals = best.setdefault(tuple(sorted(option.ports.items(), key=lambda port: port[0])), [])
-        if not any(
-            all(own <= other for own, other in zip(options[rival].loads, option.loads, strict=True)) for rival in rivals
-        ):
-            rivals.append(number)
-    return sorted(chain.from_iterable(best.values()))
-
-
-def _agreements(flat: Sequence[Option], offsets: Sequence[int]) -> list[Row]:
-    """One row per value of a port and item beyond the port's first: both choose it equally often."""
-    users: dict[str, list[dict[Hashable, list[int]]]] = {}
-    for start, end in pairwise(offsets):
-        seen: dict[str, dict[Hashable, list[int]]] = {}
-        for place in range(start, end):
-            for port, value in flat[place].ports.items():
-                seen.setdefault(port, {}).setdefault(value, []).append(place)
-        for port, by_value in seen.items():
-            users.setdefault(port, []).append(by_value)
-    rows = []
-    for first, *others in users.values():
-        for other in others:
-            for value in dict.fromkeys([*first, *other]):
-                ahead, behind = first.get(value, ()), other.get(value, ())
-                rows.append(Row({**dict.fromkeys(ahead, 1.0), **dict.fromkeys(behind, -1.0)}, 0.0, 0.0))
-    return rows
+    def _agreements(self, flat: Sequence[int], offsets: Sequence[int]) -> list[Row]:
+        """One row per value of a port and item beyond the port's first: both choose it equally often."""
+        users: dict[str, list[dict[int, list[int]]]] = {}
+        for start, end in pairwise(offsets):
+            seen: dict[str, dict[int, list[int]]] = {}
+            for place in range(start, end):
+                for port, value in self._keys[flat[place]] or ():
+                    seen.setdefault(port, {}).setdefault(value, []).append(place)
+            for port, by_value in seen.items():
+                users.setdefault(port, []).append(by_value)
+        rows = []
+        for first, *others in users.values():
+            for other in others:
+                for value in dict.fromkeys([*first, *other]):
+                    ahead, behind = first.get(value, ()), other.get(value, ())
+                    rows.append(Row({**dict.fromkeys(ahead, 1.0), **dict.fromkeys(behind, -1.0)}, 0.0, 0.0))
+        return rows

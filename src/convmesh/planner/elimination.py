@@ -1,11 +1,15 @@
-"""Tables of costs over ports, and the cheapest values of all ports by eliminating one after the other."""
+"""The cheapest values of all ports, by eliminating one after the other.
+
+The order and the shapes of all tables follow from which ports items share, and are found once; for each set of costs
+only numbers are added and compared.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,135 +18,165 @@ Costs = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Table:
-    """The cheapest option of an item for every combination of its ports' values.
+class _Step:
+    """How one port is eliminated.
 
     Args:
-        ports: Its ports, in the order of the keys.
-        cheapest_options: Values of the ports to the number of the cheapest option and its cost.
+        port: The port.
+        others: The ports that it shares a table with.
+        tables: Numbers of the tables that hold it, each with the order of its dims and the shape that aligns it with
+            ``others`` and the port itself.
     """
 
-    ports: tuple[str, ...]
-    cheapest_options: Mapping[tuple[int, ...], tuple[int, float]]
-
-    @classmethod
-    def cheapest(cls, options: Sequence[tuple[Mapping[str, int], float]]) -> Table:
-        """Keeps the cheapest option of each combination; of equal ones the first."""
-        ports = tuple(next(names for names, cost in options if math.isfinite(cost)))
-        found: dict[tuple[int, ...], tuple[int, float]] = {}
-        for number, (names, cost) in enumerate(options):
-            if math.isfinite(cost):
-                key = tuple(names[port] for port in ports)
-                if key not in found or cost < found[key][1]:
-                    found[key] = number, cost
-        return cls(ports, found)
-
-    def best(self, values: Mapping[str, int]) -> int:
-        """The number of the cheapest option with these values."""
-        return self.cheapest_options[tuple(values[port] for port in self.ports)][0]
-
-    @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Per port the largest value, plus one."""
-        return tuple(max(key[place] for key in self.cheapest_options) + 1 for place in range(len(self.ports)))
+    port: str
+    others: tuple[str, ...]
+    tables: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
-class _Dense:
-    """Costs of all combinations, as an array with one dim per port."""
-
-    ports: tuple[str, ...]
-    costs: Costs
-
-
-def eliminate(tables: Sequence[Table], *, largest: int) -> dict[str, int] | None:
-    """Finds the value of every port with which the tables cost least together.
+class _Layout:
+    """How the options of an item are laid out in its table.
 
     Args:
-        tables: One per item.
-        largest: Entries that a table may have.
-
-    Returns:
-        Port to value; None if nothing fits together, or a table would become too large.
+        scope: Its ports, one dim each.
+        shape: Number of values of each.
+        strides: Entries from one value of a port to the next.
+        cells: The entry of each option; None for one that can't be chosen.
     """
-    sizes: dict[str, int] = {}
-    for table in tables:
-        for port, size in zip(table.ports, table.sizes, strict=True):
-            sizes[port] = max(size, sizes.get(port, 0))
-    if any(math.prod(sizes[port] for port in table.ports) > largest for table in tables):
-        return None
-    eliminator = _Eliminator(sizes, largest)
-    for table in tables:
-        eliminator.add(_dense(table, sizes))
-    return eliminator.run()
+
+    scope: tuple[str, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    cells: tuple[int | None, ...]
+
+    @property
+    def size(self) -> int:
+        """Its entries."""
+        return math.prod(self.shape)
 
 
-def _dense(table: Table, sizes: Mapping[str, int]) -> _Dense:
-    costs = np.full([sizes[port] for port in table.ports], math.inf)
-    for key, (_, cost) in table.cheapest_options.items():
-        costs[key] = cost
-    return _Dense(table.ports, costs)
+class Elimination:
+    """Chooses one option per item, without limits.
 
+    Args:
+        items: Per item, per option: port to number of its value; None for an option that can't be chosen.
+        largest: Entries that a table may have.
+    """
 
-class _Eliminator:
-    """The tables that are left, and how each eliminated port follows from the others."""
+    def __init__(self, items: Sequence[Sequence[Mapping[str, int] | None]], *, largest: int) -> None:
+        self._sizes: dict[str, int] = {}
+        for options in items:
+            for ports in options:
+                for port, value in (ports or {}).items():
+                    self._sizes[port] = max(value + 1, self._sizes.get(port, 1))
+        self._tables = [self._laid_out(options) for options in items]
+        self._steps: list[_Step] = []
+        self.possible = all(table.size <= largest for table in self._tables)
+        if self.possible:
+            self._starts = np.cumsum([0, *(table.size for table in self._tables)])
+            unused = int(self._starts[-1])
+            self._cells = np.asarray(
+                [
+                    unused if cell is None else int(start) + cell
+                    for table, start in zip(self._tables, self._starts[:-1], strict=True)
+                    for cell in table.cells
+                ],
+                dtype=np.intp,
+            )
+            self.possible = self._order([table.scope for table in self._tables], largest)
 
-    def __init__(self, sizes: Mapping[str, int], largest: int) -> None:
-        self._sizes = sizes
-        self._largest = largest
-        self._tables: dict[str, list[_Dense]] = {port: [] for port in sizes}
-        self._neighbours: dict[str, set[str]] = {port: set() for port in sizes}
-        self._constant = 0.0
-        self._followed: list[tuple[str, tuple[str, ...], npt.NDArray[np.intp]]] = []
+    def _laid_out(self, options: Sequence[Mapping[str, int] | None]) -> _Layout:
+        scope = tuple(next((ports for ports in options if ports is not None), {}))
+        shape = tuple(self._sizes[port] for port in scope)
+        strides = tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
+        cells = tuple(
+            None if ports is None else sum(ports[port] * step for port, step in zip(scope, strides, strict=True))
+            for ports in options
+        )
+        return _Layout(scope, shape, strides, cells)
 
-    def add(self, table: _Dense) -> None:
-        """Adds a table."""
-        if not table.ports:
-            self._constant += float(table.costs)
-        for port in table.ports:
-            self._tables[port].append(table)
-            self._neighbours[port] |= set(table.ports) - {port}
+    def _order(self, scopes: Sequence[tuple[str, ...]], largest: int) -> bool:
+        """Plans the steps, those with the smallest tables first; False if a table would become too large."""
+        tables: dict[int, tuple[str, ...]] = dict(enumerate(scopes))
+        holders: dict[str, dict[int, None]] = {port: {} for port in self._sizes}
+        for number, scope in tables.items():
+            for port in scope:
+                holders[port][number] = None
 
-    def run(self) -> dict[str, int] | None:
-        """Eliminates all ports, those with the smallest tables first, and finds their values on the way back."""
-        waiting = {port: self._cost(port) for port in self._sizes}
+        def neighbours(port: str) -> set[str]:
+            return {other for number in holders[port] for other in tables[number]} - {port}
+
+        def size(port: str) -> int:
+            return math.prod(self._sizes[other] for other in neighbours(port)) * self._sizes[port]
+
+        waiting = {port: size(port) for port in self._sizes}
         while waiting:
             port = min(waiting, key=waiting.__getitem__)
-            if waiting.pop(port) > self._largest:
-                return None
-            touched = self._neighbours[port]
-            self._remove(port)
-            for other in touched:
-                waiting[other] = self._cost(other)
-        if not math.isfinite(self._constant):
+            if waiting.pop(port) > largest:
+                return False
+            others = tuple(sorted(neighbours(port)))
+            scope = (*others, port)
+            held = list(holders.pop(port))
+            self._steps.append(
+                _Step(port, others, tuple(self._aligned(number, tables[number], scope) for number in held))
+            )
+            made = len(scopes) + len(self._steps) - 1
+            tables[made] = others
+            for other in others:
+                for number in held:
+                    holders[other].pop(number, None)
+                holders[other][made] = None
+            waiting.update((other, size(other)) for other in others)
+        return True
+
+    def _aligned(
+        self, number: int, scope: tuple[str, ...], wider: tuple[str, ...]
+    ) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        order = tuple(sorted(range(len(scope)), key=lambda place: wider.index(scope[place])))
+        return number, order, tuple(self._sizes[port] if port in scope else 1 for port in wider)
+
+    def solve(self, costs: Costs) -> tuple[int, ...] | None:
+        """Finds the cheapest options.
+
+        Args:
+            costs: Of all options of all items, one after the other.
+
+        Returns:
+            The number of the chosen option of each item; None if nothing fits together.
+        """
+        cells = np.full(int(self._starts[-1]) + 1, math.inf)
+        np.minimum.at(cells, self._cells, costs)
+        tables: list[Any] = [
+            cells[start:end].reshape(table.shape)
+            for start, end, table in zip(self._starts[:-1], self._starts[1:], self._tables, strict=True)
+        ]
+        rest = [float(costs) for costs, table in zip(tables, self._tables, strict=True) if not table.scope]
+        followed = []
+        for step in self._steps:
+            total: Any = 0.0
+            for number, order, shape in step.tables:
+                total = total + tables[number].transpose(order).reshape(shape)
+            followed.append((step.port, step.others, total.argmin(axis=-1)))
+            tables.append(total.min(axis=-1))
+            if not step.others:
+                rest.append(float(tables[-1]))
+        if not all(map(math.isfinite, rest)):
             return None
-        values: dict[str, int] = {}
-        for port, others, best in reversed(self._followed):
-            values[port] = int(best[tuple(values[other] for other in others)])
-        return values
+        return self._chosen(_values(followed), costs)
 
-    def _cost(self, port: str) -> int:
-        return math.prod(self._sizes[other] for other in self._neighbours[port]) * self._sizes[port]
-
-    def _remove(self, port: str) -> None:
-        others = tuple(sorted(self._neighbours[port]))
-        tables = list({id(table): table for table in self._tables.pop(port)}.values())
-        scope = (*others, port)
-        total = np.zeros([self._sizes[name] for name in scope])
-        for table in tables:
-            total = total + _aligned(table, scope)
-        best = np.argmin(total, axis=-1)
-        self._followed.append((port, others, best))
-        for other in others:
-            self._tables[other] = [table for table in self._tables[other] if port not in table.ports]
-            self._neighbours[other].discard(port)
-        self.add(_Dense(others, np.asarray(total.min(axis=-1))))
+    def _chosen(self, values: Mapping[str, int], costs: Costs) -> tuple[int, ...]:
+        chosen, start = [], 0
+        for table in self._tables:
+            cell = sum(values[port] * step for port, step in zip(table.scope, table.strides, strict=True))
+            fitting = [number for number, own in enumerate(table.cells) if own == cell]
+            chosen.append(min(fitting, key=lambda number: float(costs[start + number])))
+            start += len(table.cells)
+        return tuple(chosen)
 
 
-def _aligned(table: _Dense, scope: tuple[str, ...]) -> Costs:
-    """The costs with their dims in the order of a wider scope, ready to be added."""
-    order = sorted(range(len(table.ports)), key=lambda place: scope.index(table.ports[place]))
-    shape = [1] * len(scope)
-    for place in order:
-        shape[scope.index(table.ports[place])] = table.costs.shape[place]
-    return table.costs.transpose(order).reshape(shape)
+def _values(followed: Sequence[tuple[str, tuple[str, ...], Any]]) -> dict[str, int]:
+    """The values of all ports, from the one that was eliminated last to the first."""
+    values: dict[str, int] = {}
+    for port, others, best in reversed(followed):
+        values[port] = int(best[tuple(values[other] for other in others)])
+    return values

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-Numbered = tuple[dict[str, int], float]
-"""Port to number of its value, and cost."""
+Ports = Mapping[str, Hashable]
+"""Port to its value."""
 
 
-def merge_ports(items: Sequence[Sequence[tuple[Mapping[str, Hashable], float]]]) -> list[list[Numbered]] | None:
+def merge_ports(items: Sequence[Sequence[Ports]]) -> list[list[dict[str, int] | None]]:
     """Numbers the values of all ports and merges ports of which one tells the other.
 
     Args:
-        items: Per item, per option: port to value, and cost.
+        items: Per item, per option: port to value.
 
     Returns:
-        The same items and options in the same order, with fewer ports; an option with the cost ``inf`` can't be chosen.
-        None if no option of an item can be.
+        The same items and options in the same order, with fewer ports and numbers from 0 for values; None for an option
+        that can't be chosen, since ports that have become one would need different values.
     """
     merger = _Merger(items)
     merger.run()
@@ -31,28 +31,27 @@ def merge_ports(items: Sequence[Sequence[tuple[Mapping[str, Hashable], float]]])
 class _Merger:
     """Each port belongs to a class; a value of a port is a value of its class, renamed."""
 
-    def __init__(self, items: Sequence[Sequence[tuple[Mapping[str, Hashable], float]]]) -> None:
+    def __init__(self, items: Sequence[Sequence[Ports]]) -> None:
         self._items = items
         self._class: dict[str, str] = {}
         self._renamed: dict[str, dict[Hashable, Hashable]] = {}
         self._members: dict[str, list[str]] = {}
         for options in items:
-            for ports, _ in options:
+            for ports in options:
                 for port, value in ports.items():
                     self._class.setdefault(port, port)
                     self._members.setdefault(port, [port])
                     self._renamed.setdefault(port, {}).setdefault(value, value)
 
     def run(self) -> None:
-        """Merges until nothing changes: one pass is enough, since a merge only renames values."""
+        """Merges: one pass is enough, since a merge renames values and leaves what options allow as it is."""
         for options in self._items:
-            possible = [ports for ports, cost in options if cost < float("inf")]
-            ports = list(possible[0]) if possible else []
+            ports = list(options[0]) if options else []
             for other in ports[1:]:
-                self._merge(possible, ports[0], other)
+                self._merge(options, ports[0], other)
 
-    def _merge(self, possible: Sequence[Mapping[str, Hashable]], first: str, other: str) -> None:
-        pairs = {(self._value(ports, first), self._value(ports, other)) for ports in possible}
+    def _merge(self, options: Sequence[Ports], first: str, other: str) -> None:
+        pairs = {(self._value(ports, first), self._value(ports, other)) for ports in options}
         forward, backward = dict(pairs), {after: before for before, after in pairs}
         if len(forward) != len(pairs) or len(backward) != len(pairs):
             return
@@ -67,25 +66,15 @@ class _Merger:
             self._class[port] = target
             self._members[target].append(port)
 
-    def _value(self, ports: Mapping[str, Hashable], port: str) -> Hashable:
+    def _value(self, ports: Ports, port: str) -> Hashable:
         return self._renamed[port][ports[port]]
 
-    def numbered(self) -> list[list[Numbered]] | None:
+    def numbered(self) -> list[list[dict[str, int] | None]]:
         """The items with class and number of value instead of port and value."""
         numbers: dict[str, dict[Hashable, int]] = {}
-        found = []
-        for options in self._items:
-            entries = []
-            for ports, cost in options:
-                joined = self._joined(ports, numbers)
-                entries.append(({}, float("inf")) if joined is None else (joined, cost))
-            if all(cost == float("inf") for _, cost in entries):
-                return None
-            found.append(entries)
-        return found
+        return [[self._joined(ports, numbers) for ports in options] for options in self._items]
 
-    def _joined(self, ports: Mapping[str, Hashable], numbers: dict[str, dict[Hashable, int]]) -> dict[str, int] | None:
-        """None if ports that have become one would need different values."""
+    def _joined(self, ports: Ports, numbers: dict[str, dict[Hashable, int]]) -> dict[str, int] | None:
         joined: dict[str, int] = {}
         for port in ports:
             own = numbers.setdefault(self._class[port], {})

@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,12 +51,14 @@ class Way:
         resolved: What becomes of it.
         ports: What neighbours have to agree on, for `convmesh.planner.assignment`: each tensor to the number of its
             placement, and each parameter that operators share to the number of its split.
+        alike: Ways with the same number do the same but for names.
     """
 
     sources: tuple[Placement, ...]
     choice: Choice | None
     resolved: Resolved
     ports: Mapping[str, int] = field(default_factory=dict)
+    alike: int = 0
 
 
 def list_ways(graph: Graph, num_ranks: int) -> dict[str, tuple[Way, ...]]:
@@ -95,20 +97,57 @@ class _Lister:
         self._num_ranks = num_ranks
         self._hosts = hosts(graph)
         self._places: dict[str, tuple[Placement, ...]] = {}
+        self._known: dict[Hashable, tuple[Node, tuple[Way, ...]]] = {}
+        self._num_known = 0
+        self._interned: dict[Placement, Placement] = {}
         self._returned = {edge.node for edge in graph.outputs}
         uses = Counter(entry.name for node in graph for entry in node.parameters)
         self._shared = {name: list[object]() for name, count in uses.items() if count > 1}
 
     def ways(self, node: Node) -> tuple[Way, ...]:
         """The ways of the next operator."""
-        found = [self._finished(node, way) for way in self._of(node)]
-        kept = [way for way in found if node.name not in self._returned or way.resolved.output == Replicate()]
+        key = self._key(node)
+        if key not in self._known:
+            found = [self._finished(node, way) for way in self._of(node)]
+            kept = [way for way in found if node.name not in self._returned or way.resolved.output == Replicate()]
+            self._known[key] = node, tuple(map(self._noted, kept))
+        template, known = self._known[key]
+        ways = [_renamed(way, template, node) for way in known]
         places: list[Placement] = []
-        numbers = [_number(way.resolved.output, places) for way in kept]
+        numbers = [_number(way.resolved.output, places) for way in ways]
         self._places[node.name] = tuple(places)
         return tuple(
             dataclasses.replace(way, ports={**self._ports(node, way), node.name: number})
-            for way, number in zip(kept, numbers, strict=True)
+            for way, number in zip(ways, numbers, strict=True)
+        )
+
+    def _key(self, node: Node) -> Hashable:
+        """Equal for operators whose ways differ in names alone."""
+        own = tuple((entry.role, entry.shape, entry.trainable) for entry in node.parameters)
+        places = tuple(tuple(map(id, self._places[edge.node])) for edge in node.inputs)
+        flags = (
+            node.name in self._hosts,
+            node.name in self._returned,
+            node.name in self._graph.needs_gradient,
+            node.kind in weighted.WEIGHTED and not_replaceable(node, self._hosts) is None,
+            tuple(edge.node in self._graph.needs_gradient for edge in node.inputs),
+        )
+        # What a parameter or constant meets, and where it is used, is not told by shapes.
+        named = any(kind in ("parameter", "constant") for kind in (node.kind, *self._makers(node)))
+        same = tuple(node.inputs.index(edge) for edge in node.inputs)
+        shapes = self._graph.input_shapes(node), node.output_shapes
+        attributes = tuple(sorted(node.attributes.items()))
+        return node.name if named else "", node.kind, node.dtype, attributes, shapes, own, places, flags, same
+
+    def _makers(self, node: Node) -> list[str]:
+        return [self._graph.node(edge.node).kind for edge in node.inputs]
+
+    def _noted(self, way: Way) -> Way:
+        """The way with a number of its own, and with the one object of where its output is."""
+        output = self._interned.setdefault(way.resolved.output, way.resolved.output)
+        self._num_known += 1
+        return dataclasses.replace(
+            way, alike=self._num_known, resolved=dataclasses.replace(way.resolved, output=output)
         )
 
     def _ports(self, node: Node, way: Way) -> dict[str, int]:
@@ -241,6 +280,21 @@ class _Lister:
         for combination in chosen:
             by_name = dict(zip(names, combination, strict=True))
             yield tuple(by_name[edge.node] for edge in node.inputs)
+
+
+def _renamed(way: Way, template: Node, node: Node) -> Way:
+    """The same way for another operator, which differs in names alone."""
+    resolved = way.resolved
+    if template is node:
+        return way
+    names = {old.name: new.name for old, new in zip(template.parameters, node.parameters, strict=True)}
+    renamed = dataclasses.replace(
+        resolved,
+        node=node.name,
+        shards={names[name]: shard for name, shard in resolved.shards.items()},
+        summed=tuple(names[name] for name in resolved.summed),
+    )
+    return dataclasses.replace(way, resolved=renamed)
 
 
 def _number(value: Any, known: list[Any]) -> int:
