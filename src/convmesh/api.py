@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from convmesh.config import RunConfig, check_config, load_config, parse_config
+from convmesh.config.execution import with_execution
 from convmesh.config.rules import resolve_mesh, unsplit_axes
 from convmesh.data.inspect import DataReport, inspect_data
 from convmesh.data.open import open_data
@@ -39,7 +41,7 @@ class PreparedRun:
         mesh: Its mesh.
         device: Its device, resolved.
         data: What the ranks will read.
-        plan: How its network is split; None if only samples are.
+        plan: How its network is split and recomputed; None if only samples are split and all is kept.
     """
 
     run: RunConfig
@@ -108,19 +110,30 @@ def prepare(
     if plan is not None:
         run = dataclasses.replace(run, strategy=dataclasses.replace(run.strategy, plan=str(plan)))
         mesh = mesh or (load_plan(plan).mesh if ranks is None else None)
+    run = _as_planned(run)
     grid = resolve_mesh(run, num_ranks=ranks, mesh=parse_mesh(mesh) if isinstance(mesh, str) else mesh)
     run = dataclasses.replace(run, strategy=dataclasses.replace(run.strategy, mesh=dict(grid.sizes)))
     mistakes: list[ConvMeshError] = [*_missing_engine(run)]
-    splits = grid.size(CHANNEL) > 1 and not mistakes and not unsplit_axes(run, mesh=grid)
+    planned = grid.size(CHANNEL) > 1 or run.strategy.plan is not None or run.strategy.recompute not in {"none", ()}
+    planned = planned and not mistakes and not unsplit_axes(run, mesh=grid)
     mistakes += check_config(run, mesh=grid)
     launcher = load_launcher(run.engine)
     device = launcher.resolve_device(run.train.device)
     mistakes += launcher.check(run, device=device, num_ranks=grid.num_ranks)
-    data, split = _look_ahead(run, grid, mistakes, splits=splits)
+    data, split = _look_ahead(run, grid, mistakes, planned=planned)
     raise_all(mistakes)
     if data is None:
         raise AssertionError("unreachable: every failure above is an error")
     return PreparedRun(run=run, mesh=grid, device=device, data=data, plan=split)
+
+
+def _as_planned(run: RunConfig) -> RunConfig:
+    """The run with what its plan file says about running an update; a file that can't be read is told of later."""
+    if run.strategy.plan is None:
+        return run
+    with contextlib.suppress(ConvMeshError):
+        return with_execution(run, load_plan(run.strategy.plan).execution)
+    return run
 
 
 def _missing_engine(run: RunConfig) -> list[ConvMeshError]:
@@ -137,9 +150,9 @@ def _missing_engine(run: RunConfig) -> list[ConvMeshError]:
 
 
 def _look_ahead(
-    run: RunConfig, mesh: Mesh, mistakes: list[ConvMeshError], *, splits: bool
+    run: RunConfig, mesh: Mesh, mistakes: list[ConvMeshError], *, planned: bool
 ) -> tuple[DataReport | None, RunPlan | None]:
-    """Looks at the data, and at the network where it is split; adds what is wrong to the mistakes."""
+    """Looks at the data, and at the network where a plan says something of it; adds what is wrong to the mistakes."""
     data: DataReport | None = None
     split: RunPlan | None = None
     sound = not mistakes
@@ -147,7 +160,7 @@ def _look_ahead(
         datasets = open_data(run.data)
         if sound:
             data = inspect_data(run, num_ranks=mesh.size("data"))
-        if splits:
+        if planned:
             split = plan_run(run, mesh=mesh, datasets=datasets)
     except MistakeList as found:
         mistakes += found.errors

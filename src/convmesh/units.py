@@ -40,6 +40,14 @@ def parse_bytes(size: int | str) -> int:
     return int(float(match.group(1)) * factor) if "." in match.group(1) else int(match.group(1)) * factor
 
 
+def read_bytes(size: int | str) -> int:
+    """``parse_bytes`` for use by pydantic, which wants a ValueError where it fails."""
+    try:
+        return parse_bytes(size)
+    except ConfigError as error:
+        raise ValueError(str(error.expected)) from error
+
+
 def format_bytes(num_bytes: float) -> str:
     """Writes a number of bytes for people, in powers of 1024.
 

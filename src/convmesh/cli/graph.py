@@ -37,6 +37,9 @@ def graph(  # noqa: PLR0913, PLR0917 - one parameter per option
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change one setting; may be repeated.")
     ] = None,
+    blocks: Annotated[
+        bool, typer.Option("--blocks", help="List the blocks that strategy.recompute can name, and what each saves.")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the graph as JSON.")] = False,
 ) -> None:
     """Show the operators of a network: shapes, parameters, multiply-adds, activations kept for the backward."""
@@ -45,7 +48,9 @@ def graph(  # noqa: PLR0913, PLR0917 - one parameter per option
     run = _load(config, engine=engine, overrides=tuple(set_ or ()))
     found = read_graph(run, batch=batch, image_shape_HWC=parse_image_shape(image_shape), num_classes=classes)
     listing = list_graph(found, depth=depth)
-    if json_:
+    if blocks:
+        _print_blocks(found, as_json=json_)
+    elif json_:
         typer.echo(json.dumps({**json.loads(found.to_json()), "totals": _totals(listing.total)}))
     else:
         _print_table(listing)
@@ -157,6 +162,43 @@ def _print_table(listing: Listing) -> None:
         f"{_count(cost.flops_backward)} backward of all operators.\n"
         f"{format_bytes(listing.total.saved_bytes)} of activations are kept for the backward; a tensor that several "
         "operators keep counts at the first."
+    )
+
+
+def _print_blocks(graph: Graph, *, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from convmesh.graph import blocks, kept_with, recomputation_cost, total_cost
+
+    found = blocks(graph)
+    before, after = kept_with(graph, ()), kept_with(graph, found)
+    rows = [
+        {
+            "name": block.name,
+            "num_operators": len(block.nodes),
+            "kept_bytes": sum(before.kept[name] for name in block.nodes),
+            "kept_bytes_recomputed": sum(after.kept[name] for name in block.nodes),
+            "again_bytes": sum(after.again[name] for name in block.nodes),
+            "flops_again": recomputation_cost(graph, (block,)).flops_forward,
+        }
+        for block in found
+    ]
+    if as_json:
+        typer.echo(json.dumps({"blocks": rows, "kept_bytes": [before.kept_bytes, after.kept_bytes]}))
+        return
+    table = Table("block", "operators", "keeps", "recomputed it keeps", "and holds once", "FLOPs again")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        sizes = (format_bytes(row[name]) for name in ("kept_bytes", "kept_bytes_recomputed", "again_bytes"))
+        table.add_row(row["name"], str(row["num_operators"]), *sizes, _count(row["flops_again"]))
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    more = recomputation_cost(graph, found).flops_forward / max(1, total_cost(graph).flops_forward)
+    typer.echo(
+        f"Kept for the backward: {format_bytes(before.kept_bytes)}; with all blocks recomputed "
+        f"{format_bytes(after.kept_bytes)}, and once more what the largest holds while its own backward runs.\n"
+        f"That computes {100 * more:.0f} % of the forward once more."
     )
 
 

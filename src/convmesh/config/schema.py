@@ -13,15 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from convmesh.errors import ConfigError
-from convmesh.units import parse_bytes
-
-
-def _read_bytes(size: int | str) -> int:
-    try:
-        return parse_bytes(size)
-    except ConfigError as error:
-        raise ValueError(str(error.expected)) from error
+from convmesh.units import read_bytes
 
 
 def _no_truth(value: Any) -> Any:
@@ -32,9 +24,9 @@ def _no_truth(value: Any) -> Any:
 
 _STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-Bytes = Annotated[int, BeforeValidator(_read_bytes), Field(ge=1, json_schema_extra={"type": ["integer", "string"]})]
+Bytes = Annotated[int, BeforeValidator(read_bytes), Field(ge=1, json_schema_extra={"type": ["integer", "string"]})]
 SizeInBytes = Annotated[
-    int, BeforeValidator(_read_bytes), Field(ge=0, json_schema_extra={"type": ["integer", "string"]})
+    int, BeforeValidator(read_bytes), Field(ge=0, json_schema_extra={"type": ["integer", "string"]})
 ]
 Positive = Annotated[int, BeforeValidator(_no_truth), Field(ge=1)]
 NotNegative = Annotated[int, BeforeValidator(_no_truth), Field(ge=0)]
@@ -109,13 +101,15 @@ class StrategyConfig:
     mesh: Mapping[str, Positive] = field(default_factory=dict)
     """Mesh axes and sizes, for example ``{data: 4}``. Default: all ranks on the data axis."""
     plan: str | None = None
-    """A plan file: how the network is split along the axis ``channel``. Default: made by rule."""
+    """A plan file: how the network is split, by rule if left out; what it says of the four settings below counts."""
     accumulation: Positive = 1
     """Micro-batches per update. Changes memory, not mathematics."""
     optimizer_sharding: bool = False
     """Keep 1/N of the optimizer state on each of the N ranks of the data axis."""
     bucket_bytes: Bytes = 25 * 2**20
     """Gradients are reduced in buckets of about this size; a number of bytes or "25MiB"."""
+    recompute: Literal["none", "blocks"] | tuple[str, ...] = "none"
+    """Blocks that the backward computes again, instead of keeping what they make: none, all, or names and patterns."""
 
 
 @dataclass(frozen=True, config=_STRICT, kw_only=True)

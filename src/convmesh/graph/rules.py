@@ -111,4 +111,8 @@ def saved_activations(graph: Graph) -> dict[str, int]:
     Returns:
         Node name to bytes, for all nodes.
     """
-    return saved.saved_bytes(graph, {kind: rule.kept for kind, rule in RULES.items()})
+    return dict(saved.activations(graph, KEEPS).kept)
+
+
+KEEPS: Mapping[str, Callable[[Graph, Node], saved.Kept]] = {kind: rule.kept for kind, rule in RULES.items()}
+"""What each kind of operator keeps."""

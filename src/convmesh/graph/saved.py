@@ -20,13 +20,17 @@ and running statistics are not activations. Per kind:
 A tensor that several operators keep is there once: the output of a ReLU is also the input of the next convolution.
 Flatten, reshape, transpose, split and slice give views, which keep what they view. Operators through which no gradient
 flows keep nothing.
+
+A block that is recomputed (`convmesh.graph.blocks`) keeps its input alone; what its operators keep is there again
+while its own backward runs. For one rank of a plan, `convmesh.plan.activations` gives both by operator.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from convmesh.graph.elementwise import FUNCTIONS
 from convmesh.graph.graph import Edge, Graph, Node
@@ -116,26 +120,148 @@ def dropout(_graph: Graph, node: Node) -> Kept:
     return Kept(num_bytes=math.prod(kept) * node.element_bytes)
 
 
-def saved_bytes(graph: Graph, keeps: Mapping[str, Callable[[Graph, Node], Kept]]) -> dict[str, int]:
-    """Bytes that each operator adds to what is kept, each tensor counted at the first operator that keeps it.
+class Storages(Protocol):
+    """Where tensors lie, and their sizes: of the whole network, or of one rank's part of it."""
+
+    def local(self, node: Node) -> Node:
+        """The operator with the shapes with which it works."""
+        ...
+
+    def taken(self, node: Node, edge: Edge) -> Hashable:
+        """The memory of a tensor as an operator takes it."""
+        ...
+
+    def made(self, node: Node) -> Hashable:
+        """The memory of the first tensor that an operator makes."""
+        ...
+
+    def given(self, edge: Edge) -> Hashable:
+        """The memory of a tensor as it is handed on."""
+        ...
+
+    def num_bytes(self, storage: Hashable) -> int:
+        """Bytes of a memory; 0 of parameters, which are no activations."""
+        ...
+
+
+class Whole:
+    """The tensors of the whole network.
+
+    Args:
+        graph: The network.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def local(self, node: Node) -> Node:
+        """The operator itself."""
+        return node
+
+    def taken(self, node: Node, edge: Edge) -> Edge:
+        """The tensor that it is or views."""
+        del node
+        return storage(self._graph, edge)
+
+    def made(self, node: Node) -> Edge:
+        """The tensor that it is or views."""
+        return storage(self._graph, Edge(node.name))
+
+    def given(self, edge: Edge) -> Edge:
+        """The tensor that it is or views."""
+        return storage(self._graph, edge)
+
+    def num_bytes(self, storage: Hashable) -> int:
+        """Bytes of the tensor."""
+        if not isinstance(storage, Edge) or self._graph.node(storage.node).kind == "parameter":
+            return 0
+        return tensor_bytes(self._graph, storage)
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What one forward keeps for its backward.
+
+    Args:
+        kept: Bytes that each operator adds to what is kept from the forward to its backward, by node name; a memory
+            that several keep counts at the first. Of a block that is recomputed that is its input, at its first
+            operator, unless an earlier operator keeps it too.
+        again: Bytes that each operator of a recomputed block keeps when the block is computed again, by node name; they
+            last through the backward of that block alone. 0 for all other operators.
+    """
+
+    kept: Mapping[str, int]
+    again: Mapping[str, int]
+
+    @property
+    def kept_bytes(self) -> int:
+        """All that is kept at the end of the forward."""
+        return sum(self.kept.values())
+
+
+def activations(
+    graph: Graph,
+    keeps: Mapping[str, Callable[[Graph, Node], Kept]],
+    *,
+    recomputed: Sequence[Collection[str]] = (),
+    inputs_of: Sequence[Edge] = (),
+    storages: Storages | None = None,
+) -> Activations:
+    """What each operator keeps, some blocks being computed again in the backward.
 
     Args:
         graph: The network.
         keeps: What an operator keeps, by kind.
+        recomputed: Names of the operators of each block that is computed again; blocks share none.
+        inputs_of: The tensor that each of these blocks takes.
+        storages: Where tensors lie; those of the whole network if left out.
 
     Returns:
-        Node name to bytes, for all nodes.
+        Bytes by operator.
     """
-    counted: set[Edge] = set()
-    parameters = {node.name for node in graph if node.kind == "parameter"}
-    found: dict[str, int] = {}
+    where = storages if storages is not None else Whole(graph)
+    block_of = {name: number for number, names in enumerate(recomputed) for name in names}
+    sources = [where.given(edge) for edge in inputs_of]
+    seen: set[Hashable] = set()
+    seen_again: list[set[Hashable]] = [{source} for source in sources]
+    kept = dict.fromkeys((node.name for node in graph), 0)
+    again = dict(kept)
+    firsts: dict[int, str] = {}
     for node in graph:
-        kept = keeps[node.kind](graph, node) if node.name in graph.needs_gradient else Kept()
-        roots = {storage(graph, edge) for edge in kept.tensors}
-        fresh = {root for root in roots - counted if root.node not in parameters}
-        counted |= fresh
-        found[node.name] = kept.num_bytes + sum(tensor_bytes(graph, root) for root in fresh)
-    return found
+        roots, num_bytes = what_is_kept(graph, node, keeps, where)
+        number = block_of.get(node.name)
+        if number is None:
+            kept[node.name] = num_bytes + sum(where.num_bytes(root) for root in roots - seen)
+            seen |= roots
+            continue
+        first = firsts.setdefault(number, node.name)
+        again[node.name] = num_bytes + sum(where.num_bytes(root) for root in roots - seen_again[number])
+        seen_again[number] |= roots
+        if (roots or num_bytes) and sources[number] not in seen:
+            seen.add(sources[number])
+            kept[first] += where.num_bytes(sources[number])
+    return Activations(kept=kept, again=again)
+
+
+def what_is_kept(
+    graph: Graph, node: Node, keeps: Mapping[str, Callable[[Graph, Node], Kept]], where: Storages
+) -> tuple[set[Hashable], int]:
+    """Memories that an operator keeps, and bytes of what is no tensor of the graph.
+
+    Args:
+        graph: The network.
+        node: The operator.
+        keeps: What an operator keeps, by kind.
+        where: Where tensors lie.
+
+    Returns:
+        Nothing of an operator through which no gradient flows.
+    """
+    if node.name not in graph.needs_gradient:
+        return set(), 0
+    found = keeps[node.kind](graph, where.local(node))
+    roots = {where.made(node) if edge.node == node.name else where.taken(node, edge) for edge in found.tensors}
+    return {root for root in roots if where.num_bytes(root)}, found.num_bytes
 
 
 def storage(graph: Graph, edge: Edge) -> Edge:

@@ -1,7 +1,17 @@
 """Plans: how a network is split over a mesh, as data, and what follows from it."""
 
-from convmesh.plan.plan import CHANNEL, Choice, Entry, NetworkFacts, Plan
+from convmesh.plan.plan import CHANNEL, Choice, Entry, Execution, NetworkFacts, Plan
 from convmesh.plan.resolve import resolve
 from convmesh.plan.resolved import Resolved, ResolvedPlan
 
-__all__ = ["CHANNEL", "Choice", "Entry", "NetworkFacts", "Plan", "Resolved", "ResolvedPlan", "resolve"]
+__all__ = [
+    "CHANNEL",
+    "Choice",
+    "Entry",
+    "Execution",
+    "NetworkFacts",
+    "Plan",
+    "Resolved",
+    "ResolvedPlan",
+    "resolve",
+]

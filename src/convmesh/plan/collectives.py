@@ -13,6 +13,9 @@ bytes of the whole tensor and ``b`` of a rank's part of it; counted are the inpu
 | ``reduce_scatter`` | reduce-scatter of B | all-gather of b |
 | ``all_reduce`` | all-reduce of B | |
 
+Where blocks are recomputed, what stands in the column *forward* happens once more for each change that what is kept in
+the block is made of (`convmesh.graph.recomputation.repeated`): not for one that only the block's output needs.
+
 A whole parameter used for own channels is all-reduced once per use. Each update adds one all-reduce of 16 bytes, by
 which the ranks agree on overflow and the gradient's norm; where bits of whole gradients may differ
 (`convmesh.plan.resolved.ResolvedPlan.replicas_may_differ`), one broadcast makes them equal before.
@@ -28,7 +31,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from convmesh.graph import Edge, Node
+from convmesh.graph import Edge, Node, repeated
 from convmesh.plan.placement import Change
 from convmesh.plan.resolved import Resolved, ResolvedPlan
 from convmesh.plan.weighted import WEIGHTED
@@ -73,6 +76,8 @@ def channel_collectives(
         One entry per kind of collective, kinds sorted; without the one of the gradient's norm.
     """
     sums: dict[str, tuple[int, int]] = {}
+    if resolved.num_ranks == 1:
+        return ()
     closed = _ClosedForm(resolved, position, element_bytes, input_takes_gradient)
     for node in resolved.graph:
         for kind, num_bytes in closed.of(node):
@@ -103,6 +108,8 @@ def update_collectives(
     Returns:
         One entry per kind of collective, kinds sorted.
     """
+    if resolved.num_ranks == 1:
+        return ()
     found = {
         entry.kind: entry
         for entry in channel_collectives(
@@ -181,6 +188,10 @@ class _ClosedForm:
         self._flowing = set(self._graph.needs_gradient)
         if input_takes_gradient:
             self._flowing |= {node.name for node in self._graph}
+        again = [repeated(self._graph, block) for block in resolved.recomputed]
+        self._used_again = frozenset[str]().union(*(entry.used for entry in again))
+        self._taken_again = frozenset[str]().union(*(entry.run for entry in again))
+        self._kept_again = frozenset[str]().union(*(entry.taking for entry in again))
 
     def of(self, node: Node) -> Iterator[tuple[str, int]]:
         """Kind and bytes of each collective of an operator, per micro-batch."""
@@ -188,7 +199,8 @@ class _ClosedForm:
         if entry.before.kind != "none":
             yield from self._before(node, entry)
         if entry.after.kind != "none":
-            yield from self._change(entry.after, self._graph.shape(Edge(node.name)), node.name in self._flowing, node)
+            shape, flows = self._graph.shape(Edge(node.name)), node.name in self._flowing
+            yield from self._change(entry.after, shape, flows, node, again=node.name in self._used_again)
         for name in entry.summed:
             parameter = next(found for found in self._graph.parameters if found.name == name)
             yield "all-reduce", parameter.num_elements * self._bytes(node)
@@ -196,13 +208,18 @@ class _ClosedForm:
     def _before(self, node: Node, entry: Resolved) -> Iterator[tuple[str, int]]:
         edge = node.inputs[0]
         shape = self._graph.shape(edge)
-        yield from self._change(entry.before, shape, edge.node in self._flowing, node)
+        # A gathered input that is not kept is needed by what runs again alone, any other by what keeps it too.
+        forgets = entry.before.kind == "gather_sum" and not entry.keep_input
+        again = node.name in (self._taken_again if forgets else self._kept_again)
+        yield from self._change(entry.before, shape, edge.node in self._flowing, node, again=again)
         weight = node.parameter("weight")
         learns = weight is not None and weight.trainable
         if entry.before.kind == "gather_sum" and node.kind in WEIGHTED and learns and not entry.keep_input:
             yield "all-gather", self._part(shape, len(entry.before.source[self._position]), node)
 
-    def _change(self, change: Change, shape: tuple[int, ...], flows: bool, node: Node) -> Iterator[tuple[str, int]]:
+    def _change(
+        self, change: Change, shape: tuple[int, ...], flows: bool, node: Node, *, again: bool
+    ) -> Iterator[tuple[str, int]]:
         whole = math.prod(shape) * self._bytes(node)
         before = self._part(shape, len(change.source[self._position]), node) if change.source else whole
         after = self._part(shape, len(change.target[self._position]), node) if change.target else whole
@@ -216,6 +233,8 @@ class _ClosedForm:
             "all_reduce": ((("all-reduce", whole),), ()),
         }[change.kind]
         yield from forward
+        if again:
+            yield from forward
         if flows:
             yield from backward
 

@@ -8,6 +8,10 @@ operators:                          # later entries win
   conv1: {channel: out_channels}
   layer4.*: {channel: {split: in_channels, partition: [3, 3, 2, 2]}}
   fc: {channel: {split: in_channels, output: whole}}
+accumulation: 4                     # these four go before the run file's strategy; what is left out stays as it says
+optimizer_sharding: true
+bucket_bytes: 25MiB
+recompute: [layer1.*, layer2.0]     # or none, or blocks
 network: {...}                      # what the plan was made for; may be left out
 ```
 """
@@ -15,17 +19,18 @@ network: {...}                      # what the plan was made for; may be left ou
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from convmesh.errors import ConfigError, ConvMeshError, raise_all
 from convmesh.mesh import Mesh
-from convmesh.plan.plan import SCHEMA_VERSION, Choice, Entry, NetworkFacts, Partition, Plan
+from convmesh.plan.plan import SCHEMA_VERSION, Choice, Entry, Execution, NetworkFacts, Partition, Plan
+from convmesh.units import read_bytes
 from convmesh.yaml_file import read_mapping
 
 _STRICT = ConfigDict(extra="forbid")
@@ -54,6 +59,10 @@ class _PlanFile:
     mesh: dict[str, int]
     opaque: Literal["gather", "refuse"] = "refuse"
     operators: dict[str, dict[str, _Split | _ChoiceFile]] = Field(default_factory=dict)
+    accumulation: Annotated[int, Field(ge=1, strict=True)] | None = None
+    optimizer_sharding: Annotated[bool, Field(strict=True)] | None = None
+    bucket_bytes: Annotated[int, BeforeValidator(read_bytes), Field(ge=1)] | None = None
+    recompute: Literal["none", "blocks"] | tuple[str, ...] | None = None
     network: _NetworkFile | None = None
 
 
@@ -104,6 +113,7 @@ def dump_plan(plan: Plan) -> str:
             for entry in plan.entries
         },
     }
+    content |= _dump_execution(plan.execution)
     if plan.network is not None:
         content["network"] = {
             "fingerprint": plan.network.fingerprint,
@@ -140,12 +150,34 @@ def _plan_of(parsed: _PlanFile) -> Plan:
             Entry(pattern=pattern, axes={axis: _choice_of(choice) for axis, choice in axes.items()})
             for pattern, axes in parsed.operators.items()
         ),
+        execution=Execution(
+            accumulation=parsed.accumulation,
+            optimizer_sharding=parsed.optimizer_sharding,
+            bucket_bytes=parsed.bucket_bytes,
+            recompute=None if parsed.recompute is None else patterns_of(parsed.recompute),
+        ),
         network=None
         if facts is None
         else NetworkFacts(
             fingerprint=facts.fingerprint, input_shape=facts.input_shape, operators=dict(facts.operators)
         ),
     )
+
+
+def patterns_of(recompute: str | Sequence[str]) -> tuple[str, ...]:
+    """Names and patterns of blocks from what files say: ``none``, ``blocks``, or a list of them."""
+    if isinstance(recompute, str):
+        return ("*",) if recompute == "blocks" else ()
+    return tuple(recompute)
+
+
+def _dump_execution(execution: Execution) -> dict[str, Any]:
+    said = {entry.name: getattr(execution, entry.name) for entry in dataclasses.fields(execution)}
+    said = {name: value for name, value in said.items() if value is not None}
+    if "recompute" in said:
+        forms: dict[tuple[str, ...], Any] = {(): "none", ("*",): "blocks"}
+        said["recompute"] = forms.get(said["recompute"], list(said["recompute"]))
+    return said
 
 
 def _choice_of(choice: _Split | _ChoiceFile) -> Choice:
@@ -182,6 +214,8 @@ def _explain(detail: Mapping[str, Any], path: str | Path) -> ConfigError:
     if detail["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return ConfigError(f"the setting '{where}' of the plan {path} is unknown")
     expected = str(detail["msg"]).removeprefix("Input should be ").replace("dictionary", "mapping of axis to split")
+    if where == "recompute":
+        expected = "none, blocks, or a list of names and patterns of blocks"
     if where.endswith("partition"):
         expected = "contiguous, round_robin, a number of channels per rank, or a list of channels per rank"
     return ConfigError(

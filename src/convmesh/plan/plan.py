@@ -1,14 +1,14 @@
-"""Plan: how a network is split over a mesh, as data.
+"""Plan: how a network is split over a mesh and run on it, as data.
 
-A plan names, per operator and axis, a split; it computes nothing. `convmesh.plan.resolve` tells what follows from it
-for a graph, `convmesh.plan.load` reads and writes it as YAML.
+A plan names, per operator and axis, a split, and how an update is run; it computes nothing. `convmesh.plan.resolve`
+tells what follows from it for a graph, `convmesh.plan.load` reads and writes it as YAML.
 """
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from convmesh.graph import Graph, Node, node_splits
@@ -83,20 +83,45 @@ class NetworkFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Execution:
+    """What a plan says about running a network besides how it is split; None leaves it to the run file.
+
+    Args:
+        accumulation: Micro-batches per update.
+        optimizer_sharding: Whether each rank of the data axis keeps a part of the optimizer state.
+        bucket_bytes: Gradients are reduced in buckets of about this size.
+        recompute: Names and patterns of the blocks (`convmesh.graph.blocks`) that the backward computes again instead
+            of keeping what they need: ``("*",)`` for all of them, ``()`` for none.
+    """
+
+    accumulation: int | None = None
+    optimizer_sharding: bool | None = None
+    bucket_bytes: int | None = None
+    recompute: tuple[str, ...] | None = None
+
+    def over(self, other: Execution) -> Execution:
+        """What this says, and where it says nothing what another one does."""
+        mine = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return replace(other, **{name: value for name, value in mine.items() if value is not None})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a network is split.
+    """How a network is split and run.
 
     Args:
         mesh: The ranks.
         entries: What is said about operators; of several that mean the same one, the last counts. Operators that own
             weights and are not named stay whole; all others follow their inputs.
         opaque: Whether the inputs of operators without a rule are made whole, or such operators refused.
+        execution: Accumulation, optimizer, buckets and recomputation.
         network: The network that it was made for; None for one written by hand.
     """
 
     mesh: Mesh
     entries: tuple[Entry, ...] = ()
     opaque: Literal["gather", "refuse"] = "refuse"
+    execution: Execution = field(default_factory=Execution)
     network: NetworkFacts | None = None
 
     def choice(self, graph: Graph, node: Node, axis: str = CHANNEL) -> Choice | None:

@@ -23,8 +23,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from convmesh.errors import ConfigError, ConvMeshError, ModelError, raise_all
-from convmesh.graph import Edge, Graph, Node
+from convmesh.errors import ConfigError, ConvMeshError, MistakeList, ModelError, raise_all
+from convmesh.graph import Block, Edge, Graph, Node, choose_blocks
 from convmesh.graph.graph import SOURCES
 from convmesh.plan import followers, weighted
 from convmesh.plan.entries import entry_mistakes, torn_parameters
@@ -50,10 +50,20 @@ def resolve(graph: Graph, plan: Plan) -> ResolvedPlan:
     Raises:
         ConvMeshError: If something can't be done exactly; several things are listed together as a ``MistakeList``.
     """
-    resolver = _Resolver(graph, plan)
+    # One rank holds all channels, whatever would be split among several.
+    alone = plan.mesh.size(CHANNEL) == 1
+    resolver = _Resolver(graph, dataclasses.replace(plan, entries=()) if alone else plan)
     operators = resolver.run()
-    raise_all(resolver.errors)
-    return ResolvedPlan(graph=graph, plan=plan, operators=operators)
+    errors = [*resolver.errors, *(entry_mistakes(graph, plan) if alone else ())]
+    recomputed: tuple[Block, ...] = ()
+    try:
+        recomputed = choose_blocks(graph, plan.execution.recompute or ())
+    except MistakeList as found:
+        errors += found.errors
+    except ConvMeshError as found:
+        errors.append(found)
+    raise_all(errors)
+    return ResolvedPlan(graph=graph, plan=plan, operators=operators, recomputed=recomputed)
 
 
 class _Resolver:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from convmesh.graph import Edge, Graph
+from convmesh.graph import Block, Edge, Graph
 from convmesh.graph.graph import BUFFERS
 from convmesh.plan.placement import Change, ParameterShard, Placement, Shard
 from convmesh.plan.plan import CHANNEL, Plan
@@ -58,11 +58,13 @@ class ResolvedPlan:
         graph: The network.
         plan: The plan.
         operators: Node name to what becomes of it, in the order of the graph.
+        recomputed: Blocks that the backward computes again, in the order of the graph.
     """
 
     graph: Graph
     plan: Plan
     operators: Mapping[str, Resolved]
+    recomputed: tuple[Block, ...] = ()
 
     @property
     def num_ranks(self) -> int:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from convmesh.config import RunConfig
+from convmesh.config.execution import execution_of
 from convmesh.data.open import DataSets
 from convmesh.engines import load_engine
 from convmesh.engines.tracing import trace
 from convmesh.errors import ConvMeshError, MistakeList, ModelError, raise_all
 from convmesh.graph import Graph
 from convmesh.mesh import Mesh
-from convmesh.plan import Plan, ResolvedPlan, resolve
+from convmesh.plan import CHANNEL, Plan, ResolvedPlan, resolve
 from convmesh.plan.by_rule import plan_by_rule
 from convmesh.plan.load import load_plan
 from convmesh.plan.network import network_facts, plan_mismatches
@@ -50,13 +51,13 @@ def plan_run(run: RunConfig, *, mesh: Mesh, datasets: DataSets) -> RunPlan:
     network = _build(run, datasets)
     graph = _trace(network, run, mesh, datasets)
     mistakes: list[ConvMeshError] = [*_wrong_output(graph, datasets)]
-    plan = plan_by_rule(graph, mesh)
+    plan = plan_by_rule(graph, mesh) if mesh.size(CHANNEL) > 1 else Plan(mesh=mesh)
     if run.strategy.plan is not None:
         plan = load_plan(run.strategy.plan)
         mistakes += plan_mismatches(plan, graph, mesh=mesh)
         if mistakes:
             raise_all(mistakes)
-    plan = replace(plan, mesh=mesh, network=network_facts(graph))
+    plan = replace(plan, mesh=mesh, network=network_facts(graph), execution=plan.execution.over(execution_of(run)))
     try:
         resolved = resolve(graph, plan)
     except MistakeList as found:

@@ -1,0 +1,107 @@
+"""What one rank of a plan keeps of its activations, and what is there again when a block is recomputed.
+
+Tensors have the size of the rank's part, and a change of placement makes new memory:
+
+| change at the border | what the operator keeps as its input, or hands on |
+|---|---|
+| ``copy`` | the same memory |
+| ``gather_sum`` | the rank's part; the gathered whole only where the plan keeps it |
+| ``gather``, ``slice``, ``permute`` before an operator | the changed tensor |
+| any change after an operator | the operator keeps its own result, the others the changed one |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Hashable
+from typing import Any
+
+from convmesh.graph import Activations, Edge, Node, kept_with
+from convmesh.graph.saved import VIEWS
+from convmesh.plan.placement import Change
+from convmesh.plan.resolved import ResolvedPlan
+
+
+def rank_activations(resolved: ResolvedPlan, *, position: int = 0) -> Activations:
+    """What each operator of a rank keeps, with the plan's blocks recomputed.
+
+    Args:
+        resolved: The plan, applied to the graph of one micro-batch.
+        position: Of the rank on the channel axis.
+
+    Returns:
+        Bytes by operator, kept from forward to backward and again in a block's own backward, in the data types of the
+        graph.
+    """
+    return kept_with(resolved.graph, resolved.recomputed, storages=_OfRank(resolved, position))
+
+
+class _OfRank:
+    """The tensors of one rank; implements `convmesh.graph.saved.Storages`.
+
+    A memory is the place at which it is made (``"given"`` by an operator to others, ``"made"`` before a change at its
+    border, or ``"taken"`` after one), the operator's name, and the number of its output.
+    """
+
+    def __init__(self, resolved: ResolvedPlan, position: int) -> None:
+        self._resolved = resolved
+        self._graph = resolved.graph
+        self._position = position
+
+    def local(self, node: Node) -> Node:
+        """The operator with this rank's channels."""
+        whole, own = node.shape, self._made_shape(node)
+        attributes: dict[str, Any] = dict(node.attributes)
+        if node.kind == "group_norm":
+            attributes["groups"] = int(attributes["groups"]) * own[1] // whole[1]
+        return dataclasses.replace(node, attributes=attributes, output_shapes=(own, *node.output_shapes[1:]))
+
+    def taken(self, node: Node, edge: Edge) -> Hashable:
+        """The tensor that others gave, or what a change at the operator's border made of it."""
+        entry = self._resolved.operators[node.name]
+        new = entry.before.kind in {"gather", "slice", "permute"} or (
+            entry.before.kind == "gather_sum" and entry.keep_input
+        )
+        return ("taken", node.name, 0) if new and edge == node.inputs[0] else self.given(edge)
+
+    def made(self, node: Node) -> Hashable:
+        """The result before it is changed at the border."""
+        changed = self._resolved.operators[node.name].after.kind != "none"
+        return ("made", node.name, 0) if changed else self.given(Edge(node.name))
+
+    def given(self, edge: Edge) -> Hashable:
+        """The result as others take it; a view is what it views."""
+        node = self._graph.node(edge.node)
+        entry = self._resolved.operators[node.name]
+        if node.kind in VIEWS and {entry.before.kind, entry.after.kind} <= {"none", "copy"}:
+            return self.given(node.inputs[0])
+        return "given", edge.node, edge.output
+
+    def num_bytes(self, storage: Hashable) -> int:
+        """Bytes of a memory."""
+        if not isinstance(storage, tuple):
+            return 0
+        place, name, output = storage
+        node = self._graph.node(name)
+        if node.kind == "parameter":
+            return 0
+        if place == "given":
+            shape = self._resolved.local_shape(Edge(name, output), self._position)
+        elif place == "made":
+            shape = self._made_shape(node)
+        else:
+            source = self._graph.shape(node.inputs[0])
+            shape = self._changed(source, self._resolved.operators[name].before)
+        return math.prod(shape) * node.element_bytes
+
+    def _made_shape(self, node: Node) -> tuple[int, ...]:
+        change = self._resolved.operators[node.name].after
+        if change.kind == "none":
+            return self._resolved.local_shape(Edge(node.name), self._position)
+        channels = len(change.source[self._position]) if change.source else node.shape[1]
+        return (node.shape[0], channels, *node.shape[2:])
+
+    def _changed(self, shape: tuple[int, ...], change: Change) -> tuple[int, ...]:
+        channels = len(change.target[self._position]) if change.target else shape[1]
+        return (shape[0], channels, *shape[2:])
