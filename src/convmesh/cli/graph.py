@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -173,7 +173,7 @@ def _print_blocks(graph: Graph, *, as_json: bool) -> None:
 
     found = blocks(graph)
     before, after = kept_with(graph, ()), kept_with(graph, found)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": block.name,
             "num_operators": len(block.nodes),
