@@ -78,6 +78,10 @@ class CheckpointError(ConvMeshError):
     """A checkpoint is missing, damaged, or belongs to another network."""
 
 
+class ProfileError(ConvMeshError):
+    """A profile is missing, damaged, or of a kind that is not known."""
+
+
 class SyncError(ConvMeshError):
     """Ranks that must hold equal tensors don't."""
 

@@ -1,0 +1,1 @@
+"""Profiling: what ranks did and when, where it came from, and what it means. No framework, no device."""
