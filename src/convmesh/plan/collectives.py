@@ -28,10 +28,11 @@ parameters: one broadcast from each rank on the CPU, one all-gather on GPUs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from convmesh.graph import Edge, Node, repeated
+from convmesh.plan.buckets import fill_buckets
 from convmesh.plan.placement import Change
 from convmesh.plan.resolved import Resolved, ResolvedPlan
 from convmesh.plan.weighted import WEIGHTED
@@ -84,6 +85,26 @@ def channel_collectives(
             number, total = sums.get(kind, (0, 0))
             sums[kind] = number + num_micro_batches, total + num_micro_batches * num_bytes
     return tuple(Expected(kind, *sums[kind]) for kind in sorted(sums))
+
+
+def operator_collectives(
+    resolved: ResolvedPlan, nodes: Iterable[Node] | None = None, *, position: int = 0
+) -> dict[str, tuple[tuple[str, int], ...]]:
+    """What single operators communicate over the channel axis per micro-batch.
+
+    Args:
+        resolved: The plan; only the entries of these operators and of those that make their inputs are looked at.
+        nodes: The operators; all of them if left out.
+        position: Of the rank on the channel axis.
+
+    Returns:
+        Operator to kind and bytes of each of its collectives, forward and backward.
+    """
+    wanted = tuple(resolved.graph if nodes is None else nodes)
+    if resolved.num_ranks == 1:
+        return {node.name: () for node in wanted}
+    closed = _ClosedForm(resolved, position, None, False)
+    return {node.name: tuple(closed.of(node)) for node in wanted}
 
 
 def update_collectives(
@@ -167,12 +188,7 @@ def count_buckets(parameter_bytes: Sequence[int], bucket_bytes: int) -> int:
     Returns:
         The number of buckets of one data type.
     """
-    number, filled = 0, 0
-    for size in parameter_bytes:
-        filled += size
-        if filled >= bucket_bytes:
-            number, filled = number + 1, 0
-    return number + (filled > 0)
+    return max(fill_buckets(parameter_bytes, bucket_bytes), default=-1) + 1
 
 
 class _ClosedForm:
@@ -185,9 +201,9 @@ class _ClosedForm:
         self._graph = resolved.graph
         self._position = position
         self._element_bytes = element_bytes
-        self._flowing = set(self._graph.needs_gradient)
+        self._flowing = self._graph.needs_gradient
         if input_takes_gradient:
-            self._flowing |= {node.name for node in self._graph}
+            self._flowing = frozenset(node.name for node in self._graph)
         again = [repeated(self._graph, block) for block in resolved.recomputed]
         self._used_again = frozenset[str]().union(*(entry.used for entry in again))
         self._taken_again = frozenset[str]().union(*(entry.run for entry in again))

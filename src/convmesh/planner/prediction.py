@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from convmesh.config import RunConfig
-from convmesh.plan import ResolvedPlan
+from convmesh.plan import Execution, ResolvedPlan
+from convmesh.planner.signature import Signature
 
 MIB = 2**20
 
@@ -61,12 +62,12 @@ class Candidate:
     """A plan in full: everything that decides what it costs.
 
     Args:
-        resolved: The plan applied to the network's graph; the graph may have any number of samples.
+        resolved: The plan applied to the network's graph, with the blocks that it recomputes; the graph may have any
+            number of samples.
         training: What it trains.
         accumulation: Micro-batches per update.
         optimizer_sharding: Whether each rank of the data axis keeps its part of the optimizer's state only.
         bucket_bytes: Gradients are reduced in buckets of about this size.
-        recompute: Names of the blocks (`convmesh.graph.blocks`) whose activations are computed again in the backward.
     """
 
     resolved: ResolvedPlan
@@ -74,12 +75,34 @@ class Candidate:
     accumulation: int = 1
     optimizer_sharding: bool = False
     bucket_bytes: int = 25 * MIB
-    recompute: tuple[str, ...] = ()
 
     @property
     def num_shards(self) -> int:
         """Ranks that the samples of a global batch are dealt to."""
         return self.resolved.plan.mesh.size("data")
+
+    @classmethod
+    def of(cls, resolved: ResolvedPlan, run: RunConfig) -> Candidate:
+        """The plan of a run: what its plan file says about running an update, and else what its run file says."""
+        said = resolved.plan.execution.over(
+            Execution(
+                accumulation=run.strategy.accumulation,
+                optimizer_sharding=run.strategy.optimizer_sharding,
+                bucket_bytes=run.strategy.bucket_bytes,
+            )
+        )
+        return cls(
+            resolved=resolved,
+            training=Training.of(run),
+            accumulation=said.accumulation or 1,
+            optimizer_sharding=bool(said.optimizer_sharding),
+            bucket_bytes=said.bucket_bytes or 25 * MIB,
+        )
+
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        """Names of the blocks whose activations are computed again in the backward."""
+        return tuple(block.name for block in self.resolved.recomputed)
 
     @property
     def micro_batch(self) -> int:
@@ -93,23 +116,23 @@ class OperatorCost:
 
     Args:
         node: Its name.
-        signature: Its text; empty for what computes nothing.
+        signature: What it computes; None for inputs and parameters.
         forward_seconds: Of its forward.
         backward_seconds: Of its backward.
-        recomputed: Whether its forward runs again before the backward.
         communication_seconds: Of the changes of placement at its border, forward and backward.
-        saved_bytes: What it adds to what is kept for the backward.
         origin: Where its seconds come from.
+        recomputed: Whether its forward runs again before the backward.
+        kept_bytes: What it adds to what is kept from the forward to the backward.
     """
 
     node: str
-    signature: str
+    signature: Signature | None
     forward_seconds: float
     backward_seconds: float
-    recomputed: bool
     communication_seconds: float
-    saved_bytes: int
     origin: Origin
+    recomputed: bool = False
+    kept_bytes: int = 0
 
     @property
     def seconds(self) -> float:

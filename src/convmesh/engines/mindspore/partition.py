@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from convmesh.plan.buckets import pack_buckets
 from convmesh.plan.collectives import Expected
 
 NORM_BYTES = 8
@@ -36,14 +37,9 @@ def plan_buckets(sizes_bytes: Sequence[int], *, bucket_bytes: int) -> tuple[int,
     Returns:
         The bucket of each tensor, counted from 1 for the one that is sent first.
     """
-    buckets = [0] * len(sizes_bytes)
-    bucket, filled = 1, 0
-    for index in reversed(range(len(sizes_bytes))):
-        if filled and filled + sizes_bytes[index] > bucket_bytes:
-            bucket, filled = bucket + 1, 0
-        filled += sizes_bytes[index]
-        buckets[index] = bucket
-    return tuple(buckets)
+    packed = pack_buckets(sizes_bytes, bucket_bytes)
+    last = max(packed, default=0)
+    return tuple(last - bucket + 1 for bucket in packed)
 
 
 def own_intervals(counts: Sequence[int], *, position: int, size: int) -> tuple[Interval, ...]:
