@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from convmesh.cli import config, data
+from convmesh.cli import config, data, profile
 from convmesh.cli.check import check
 from convmesh.cli.doctor import doctor
 from convmesh.cli.graph import graph
@@ -30,6 +30,7 @@ app.command("check")(check)
 app.command("verify")(verify)
 app.command("report")(report)
 app.command("doctor")(doctor)
+app.add_typer(profile.app, name="profile")
 app.add_typer(data.app, name="data")
 app.add_typer(config.app, name="config")
 

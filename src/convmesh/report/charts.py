@@ -84,6 +84,14 @@ class Column:
 
 
 @dataclass(frozen=True)
+class ColumnNames:
+    """What the columns of a chart are, and the name of each."""
+
+    what: str
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
 class ColumnChart:
     """A chart of stacked columns, one per rank, ready to be written as SVG."""
 
@@ -97,7 +105,13 @@ class ColumnChart:
 
 
 def line_chart(
-    title: str, series: Sequence[Series], *, note: str = "", log_base: int | None = 0, from_zero: bool = False
+    title: str,
+    series: Sequence[Series],
+    *,
+    note: str = "",
+    log_base: int | None = 0,
+    from_zero: bool = False,
+    x_label: str = "update",
 ) -> LineChart | None:
     """Lays out a chart over updates.
 
@@ -107,6 +121,7 @@ def line_chart(
         note: One sentence below the title.
         log_base: 2 or 10 for a logarithmic y axis, 0 for a linear one, None to decide by the values.
         from_zero: Whether the y axis starts at zero.
+        x_label: What the x axis counts.
 
     Returns:
         The chart, or None if there is no point to show.
@@ -120,16 +135,16 @@ def line_chart(
     return LineChart(
         title=title,
         note=note,
-        x_label="update",
+        x_label=x_label,
         x_ticks=[(x, label) for x, label in x_scale.ticks(5) if "." not in label],  # there is no half update
         y_ticks=y_scale.ticks(5),
         lines=tuple(_draw(one, x_scale, y_scale) for one in series if one.points),
         not_finite=tuple(sorted(broken))[:_MAX_POINTS],
-        hover=[entry for one in series if one.style != "faint" for entry in _hover(one, x_scale, y_scale)],
+        hover=[entry for one in series if one.style != "faint" for entry in _hover(one, x_scale, y_scale, x_label)],
     )
 
 
-def column_chart(
+def column_chart(  # noqa: PLR0913 - one keyword per thing that can be seen
     title: str,
     stacks: Sequence[Sequence[float]],
     *,
@@ -137,6 +152,8 @@ def column_chart(
     texts: Sequence[str],
     unit_divisor: float = 1.0,
     note: str = "",
+    columns: ColumnNames | None = None,
+    colours: Sequence[int] = (),
 ) -> ColumnChart | None:
     """Lays out stacked columns, one per rank.
 
@@ -147,6 +164,8 @@ def column_chart(
         texts: Per rank what a pointer is told.
         unit_divisor: Divides values to give the labels of the y axis their unit.
         note: One sentence below the title.
+        columns: What the columns are called; default ranks from 0.
+        colours: Number of the colour of each part; default 1, 2 and so on.
 
     Returns:
         The chart, or None if there is no rank to show.
@@ -159,17 +178,19 @@ def column_chart(
     width = min(56.0, 0.72 * pitch)
     centres = [_LEFT + (rank + 0.5) * pitch for rank in range(len(clean))]
     stride = max(1, math.ceil(len(clean) / 11))
+    columns = columns or ColumnNames("rank", [str(rank) for rank in range(len(clean))])
+    colours = colours or range(1, len(legend) + 1)
     return ColumnChart(
         title=title,
         note=note,
-        x_label="rank",
-        x_ticks=[(round(centres[rank], 1), str(rank)) for rank in range(0, len(clean), stride)],
+        x_label=columns.what,
+        x_ticks=[(round(centres[rank], 1), columns.names[rank]) for rank in range(0, len(clean), stride)],
         y_ticks=y_scale.ticks(5),
         columns=tuple(
-            Column(round(x - width / 2, 1), round(width, 1), _stack(stack, y_scale), text)
+            Column(round(x - width / 2, 1), round(width, 1), _stack(stack, y_scale, colours), text)
             for x, stack, text in zip(centres, clean, texts, strict=True)
         ),
-        legend=tuple((label, index + 1) for index, label in enumerate(legend)) if len(legend) > 1 else (),
+        legend=tuple(zip(legend, colours, strict=True)) if len(legend) > 1 else (),
     )
 
 
@@ -245,22 +266,22 @@ def _path(piece: Sequence[Point], *, stairs: bool) -> str:
     return f"M{first[0]:g} {first[1]:g}" + "".join(steps)
 
 
-def _hover(series: Series, x_scale: Scale, y_scale: Scale) -> list[tuple[float, float, str]]:
+def _hover(series: Series, x_scale: Scale, y_scale: Scale, x_label: str) -> list[tuple[float, float, str]]:
     return [
         (
             x_scale.position(x),
             y_scale.position(y),
-            f"{series.label} {format_number(y)}{series.unit} at update {format_number(x)}",
+            f"{series.label} {format_number(y)}{series.unit} at {x_label} {format_number(x)}",
         )
         for x, y in thin(series.points, _HOVER_POINTS)
         if math.isfinite(y)
     ]
 
 
-def _stack(parts: Sequence[float], y_scale: Scale) -> tuple[tuple[float, float, int], ...]:
+def _stack(parts: Sequence[float], y_scale: Scale, colours: Sequence[int]) -> tuple[tuple[float, float, int], ...]:
     drawn, total = [], 0.0
-    for index, part in enumerate(parts):
+    for part, colour in zip(parts, colours, strict=True):
         bottom, top = y_scale.position(total), y_scale.position(total + part)
-        drawn.append((top, round(bottom - top, 1), index + 1))
+        drawn.append((top, round(bottom - top, 1), colour))
         total += part
     return tuple(drawn)

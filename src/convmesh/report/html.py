@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import os
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from convmesh.errors import RunFolderError
 from convmesh.report import facts, figures
+from convmesh.report.page import environment, script_hash, write_page
 from convmesh.report.run_folder import RunData, read_run
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 REPORT_NAME = "report.html"
 _MAX_ROWS = 200
@@ -34,18 +27,7 @@ def write_report(run_dir: Path) -> Path:
     Raises:
         RunFolderError: If the folder holds no run, or can't be written.
     """
-    page = render_report(read_run(run_dir))
-    path = run_dir / REPORT_NAME
-    unfinished = run_dir / f".{REPORT_NAME}.{os.getpid()}"
-    try:
-        unfinished.write_text(page, "utf-8")
-        unfinished.replace(path)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise RunFolderError(
-            f"the report can't be written to '{path}'", got=error.strerror, fix="Make room or grant access"
-        ) from error
-    return path
+    return write_page(render_report(read_run(run_dir)), run_dir / REPORT_NAME)
 
 
 def render_report(run: RunData) -> str:
@@ -57,9 +39,9 @@ def render_report(run: RunData) -> str:
     Returns:
         The page. All text that comes from the run is escaped.
     """
-    environment = _environment()
-    script = environment.get_template("report.js.j2").render()
-    return environment.get_template("report.html.j2").render(_context(run), script=script, script_hash=_hash(script))
+    script = environment().get_template("report.js.j2").render()
+    template = environment().get_template("report.html.j2")
+    return template.render(_context(run), script=script, script_hash=script_hash(script))
 
 
 def _context(run: RunData) -> dict[str, Any]:
@@ -84,20 +66,3 @@ def _context(run: RunData) -> dict[str, Any]:
         ],
         "num_left_out": max(0, len(run.events) - _MAX_ROWS),
     }
-
-
-@cache
-def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    return Environment(
-        loader=PackageLoader("convmesh.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,0 +1,154 @@
+"""The report of a profile: one HTML file, in English or Chinese, that needs nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convmesh.profiling.analysis import Analysis
+from convmesh.profiling.perfetto import write_chrome_trace
+from convmesh.report import profile_facts, profile_figures
+from convmesh.report.charts import ColumnChart, ColumnNames, LineChart, Series, column_chart, line_chart
+from convmesh.report.page import environment, script_hash, write_page
+from convmesh.report.profile_text import texts
+from convmesh.units import format_bytes
+
+PAGE_NAME = "profile.html"
+TRACE_NAME = "trace.json"
+_MAX_COLUMNS = 64
+_COLOURS = (1, 2, 5, 6, 7)
+"""Of the parts of a step, in the page's palette: compute, communication, waiting, data, idle."""
+_MAX_TRACE_EVENTS = 3_000_000
+
+
+def write_profile_page(analysis: Analysis, folder: Path, *, language: str = "en") -> Path:
+    """Writes ``profile.html`` and, for Perfetto, ``trace.json``.
+
+    Args:
+        analysis: The profile.
+        folder: Where to.
+        language: ``"en"`` or ``"zh"``.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ConfigError: If the language is unknown.
+        RunFolderError: If the page can't be written.
+        ProfileError: If the trace can't be written.
+    """
+    path = write_page(render_profile(analysis, language=language), folder / PAGE_NAME)
+    # Perfetto itself gives up on more events than this.
+    if sum(events.num_events for events in analysis.trace.ranks) <= _MAX_TRACE_EVENTS:
+        write_chrome_trace(analysis.trace, folder / TRACE_NAME)
+    return path
+
+
+def render_profile(analysis: Analysis, *, language: str = "en") -> str:
+    """The page as HTML; all text that comes from a profile is escaped.
+
+    Args:
+        analysis: The profile.
+        language: ``"en"`` or ``"zh"``.
+
+    Returns:
+        The page.
+    """
+    script = environment().get_template("report.js.j2").render()
+    return (
+        environment()
+        .get_template("profile_page.html.j2")
+        .render(
+            profile=profile_context(analysis, language=language),
+            words=texts(language),
+            language=language,
+            script=script,
+            script_hash=script_hash(script),
+        )
+    )
+
+
+def profile_context(analysis: Analysis, *, language: str) -> dict[str, Any]:
+    """What the template of a profile's sections needs."""
+    words = texts(language)
+    drawn, slow = profile_figures.timeline(analysis), profile_figures.slow_map(analysis)
+    left_out = words["left_out"].format(number=drawn.num_left_out) if drawn.num_left_out else ""
+    mesh = ", ".join(f"{axis}={size}" for axis, size in analysis.trace.mesh.items())
+    about = (
+        f"{len(analysis.ranks)} {words['ranks']}",
+        f"{len(analysis.breakdown.step_S)} {words['steps']}",
+        mesh,
+        analysis.trace.engine,
+        analysis.trace.source,
+    )
+    return {
+        "under": " · ".join(part for part in about if part),
+        "tiles": profile_facts.tiles(analysis, words),
+        "findings": profile_facts.findings(analysis, words),
+        "timeline": drawn,
+        "timeline_note": words["timeline_note"].format(step=drawn.step, left_out=left_out).strip(),
+        "division": _division(analysis, language),
+        "step_chart": _step_chart(analysis, language),
+        "memory_chart": _memory_chart(analysis, language),
+        "slow_map": slow,
+        "slow_note": words["slow_note"].format(
+            largest=profile_figures.milliseconds(slow.largest_seconds) if slow is not None else ""
+        ),
+        "collectives": profile_facts.collective_lines(analysis),
+        "layers": profile_facts.layer_lines(analysis, words),
+    }
+
+
+def _division(analysis: Analysis, language: str) -> ColumnChart | None:
+    words = texts(language)
+    parts = profile_figures.division(analysis)
+    number = len(analysis.ranks)
+    edges = np.linspace(0, number, min(number, _MAX_COLUMNS) + 1).round().astype(int)
+    groups = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+    stacks = [[1000 * float(value_R[first:last].mean()) for _, value_R in parts] for first, last in groups]
+    labels = [words[name] for name, _ in parts]
+    return column_chart(
+        words["division"],
+        stacks,
+        legend=labels,
+        texts=[
+            f"{words['rank']} {analysis.ranks[first]}: "
+            + ", ".join(f"{label} {value:.1f} ms" for label, value in zip(labels, stack, strict=True))
+            for (first, _), stack in zip(groups, stacks, strict=True)
+        ],
+        columns=ColumnNames(words["rank"], [str(analysis.ranks[first]) for first, _ in groups]),
+        colours=_COLOURS,
+        note=words["division_note"],
+    )
+
+
+def _step_chart(analysis: Analysis, language: str) -> LineChart | None:
+    words = texts(language)
+    step_RS, step_S = 1000 * analysis.breakdown.step_RS, analysis.breakdown.step_S
+    if len(step_S) < 2:
+        return None
+
+    def points(value_S: Any) -> list[tuple[float, float]]:
+        return list(zip(step_S.astype(float).tolist(), value_S.tolist(), strict=True))
+
+    series = [Series(words["slowest"], points(step_RS.max(axis=0)), "line", 4, " ms")]
+    if len(step_RS) > 1:
+        series.append(Series(words["quickest"], points(step_RS.min(axis=0)), "line", 1, " ms"))
+    return line_chart(words["step_chart"], series, note="ms", from_zero=True, x_label=words["step"])
+
+
+def _memory_chart(analysis: Analysis, language: str) -> ColumnChart | None:
+    words, peaks = texts(language), analysis.peak_memory_bytes
+    return column_chart(
+        words["memory"],
+        [[peak] for peak in peaks],
+        legend=[words["memory"]],
+        texts=[
+            f"{words['rank']} {rank}: {format_bytes(peak)}" for rank, peak in zip(analysis.ranks, peaks, strict=True)
+        ],
+        unit_divisor=2**20,
+        note="MiB",
+        columns=ColumnNames(words["rank"], [str(rank) for rank in analysis.ranks]),
+    )
