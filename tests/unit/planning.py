@@ -93,6 +93,31 @@ def residual_network(*, samples: int = 4, width: int = 16, depth: int = 3, size:
     return network.head(made)
 
 
+def resnet(depths: tuple[int, ...], *, samples: int = 2, size: int = 224) -> Graph:
+    """A residual network of bottleneck blocks: (3, 4, 6, 3) is ResNet-50, (3, 8, 36, 3) ResNet-152."""
+    network = Network(samples=samples, size=size)
+    made = network.unit("stem", "input", 64, kernel=7, stride=2)
+    pads = ((1, 1), (1, 1))
+    made = network.add("max_pool", "maxpool", made, **kinds.max_pool(kernel=(3, 3), stride=2, padding=pads))
+    for stage, depth in enumerate(depths):
+        for number in range(depth):
+            made = _bottleneck(
+                network, f"layer{stage + 1}.{number}", made, 64 * 2**stage, 2 if stage and not number else 1
+            )
+    return network.head(made, classes=1000)
+
+
+def _bottleneck(network: Network, name: str, source: str, width: int, stride: int) -> str:
+    inner = network.unit(f"{name}.1", source, width, kernel=1)
+    inner = network.unit(f"{name}.2", inner, width, stride=stride)
+    inner = network.norm(f"{name}.bn", network.convolution(f"{name}.3", inner, 4 * width, kernel=1))
+    if network.channels(source) != 4 * width:
+        source = network.convolution(f"{name}.down", source, 4 * width, kernel=1, stride=stride)
+        source = network.norm(f"{name}.down_bn", source)
+    summed = network.add("add", f"{name}.add", inner, source)
+    return network.add("elementwise", f"{name}.relu", summed, function="relu")
+
+
 def cluster_of(*, ranks_per_node: int = 8, nodes: int = 1, **changes: Any) -> Cluster:
     """A cluster with round numbers: 1 TFLOP/s, 100 GB/s of memory, 10 GB/s inside and 1 GB/s between nodes."""
     kinds_of_collectives = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast")

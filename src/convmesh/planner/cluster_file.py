@@ -78,20 +78,27 @@ def parse_cluster(content: Mapping[str, Any], *, where: str) -> Cluster:
 
 def dump_cluster(cluster: Cluster) -> str:
     """Writes a cluster as YAML that ``load_cluster`` reads back to an equal one."""
-    content = _ADAPTER.dump_python(cluster, mode="json")
+    content = _ADAPTER.dump_python(cluster, mode="json", exclude_defaults=True)
     for curve in content["compute"]:
         curve["points"] = [_Inline(point) for point in curve["points"]]
-    content["measured"] = [_Inline(entry) for entry in content["measured"]]
+    content["measured"] = [_Inline(entry) for entry in content.get("measured", ())]
+    links = content.setdefault("links", {})
     for place in ("inside", "between"):
-        links = content["links"][place]
-        content["links"][place] = links if links is None else [_Inline(link) for link in links]
-    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000)
+        links[place] = [_Inline(link) for link in links.get(place) or ()]
+    told = {"schema_version": cluster.schema_version, "name": cluster.name, "source": cluster.source}
+    return yaml.dump(_whole(told | content), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000)
 
 
 def cluster_schema() -> dict[str, Any]:
     """The JSON Schema of the cluster file, for editors and other tools."""
     schema = _ADAPTER.json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ConvMesh cluster file"}
+
+
+def _whole(content: dict[str, Any]) -> dict[str, Any]:
+    """Without what is empty."""
+    content["links"] = {name: value for name, value in content["links"].items() if value != []}
+    return {name: value for name, value in content.items() if value not in ([], {})}
 
 
 class _Inline(dict[str, Any]):
