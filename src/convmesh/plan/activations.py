@@ -34,10 +34,10 @@ def rank_activations(resolved: ResolvedPlan, *, position: int = 0) -> Activation
         Bytes by operator, kept from forward to backward and again in a block's own backward, in the data types of the
         graph.
     """
-    return kept_with(resolved.graph, resolved.recomputed, storages=_OfRank(resolved, position))
+    return kept_with(resolved.graph, resolved.recomputed, storages=RankStorages(resolved, position))
 
 
-class _OfRank:
+class RankStorages:
     """The tensors of one rank; implements `convmesh.graph.saved.Storages`.
 
     A memory is the place at which it is made (``"given"`` by an operator to others, ``"made"`` before a change at its

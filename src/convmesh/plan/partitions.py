@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import lru_cache
 
 from convmesh.geometry.channel_partition import ChannelPartition
 
@@ -54,6 +55,7 @@ def by_groups(num_channels: int, groups: int, num_ranks: int) -> Lists:
     return expanded(contiguous(groups, num_ranks), num_channels // groups)
 
 
+@lru_cache(maxsize=4096)
 def contiguous(num_channels: int, num_ranks: int) -> Lists:
     """Neighbouring channels together, as evenly as possible."""
     return ChannelPartition.contiguous(num_channels, num_ranks).owned

@@ -20,8 +20,9 @@ Both are exact, and deterministic: nothing depends on time, and of equal costs t
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -97,6 +98,54 @@ class Problem:
         chosen = self._limited(costs, loads, limits, relative_gap)
         return None if chosen is None else self._summed(chosen, costs, loads)
 
+    def below(
+        self, costs: Numbers, *, loads: Numbers, limit: float, bound: Callable[[], float], most_steps: int
+    ) -> Iterator[Assignment | None]:
+        """Goes through all choices that cost less than a bound and keep a limit, which the caller may lower on the way.
+
+        Args:
+            costs: As for ``solve``.
+            loads: What each option takes of the resource.
+            limit: How much of it there is.
+            bound: What a choice has to undercut now.
+            most_steps: Options that are looked at, after which it gives up.
+
+        Yields:
+            One choice after the other; None at the end if it gave up.
+        """
+        rest = np.minimum.reduceat(np.asarray(costs, dtype=float), self._starts[:-1])
+        remaining = [*np.cumsum(rest[::-1])[::-1].tolist(), 0.0]
+        least = np.minimum.reduceat(np.asarray(loads, dtype=float), self._starts[:-1])
+        needed = [*np.cumsum(least[::-1])[::-1].tolist(), 0.0]
+        order = [sorted(range(start, end), key=lambda place: costs[place]) for start, end in pairwise(self._starts)]
+        steps = 0
+        stack: list[tuple[int, float, float, dict[str, int]]] = [(-1, 0.0, 0.0, {})]
+        chosen = [0] * len(order)
+        # Depth first; each entry is an option that was taken, with the sums and the values of ports up to it.
+        while stack:
+            option, cost, load, values = stack.pop()
+            depth = self._depth(option) if option >= 0 else 0
+            if option >= 0:
+                chosen[depth - 1] = option - self._starts[depth - 1]
+            if cost + remaining[depth] >= bound() or load + needed[depth] > limit:
+                continue
+            if depth == len(order):
+                yield self._summed(chosen, costs, [loads])
+                continue
+            for other in reversed(order[depth]):
+                steps += 1
+                ports = self._keys[other]
+                if ports is not None and all(values.get(port, value) == value for port, value in ports):
+                    more = cost + float(costs[other]), load + float(loads[other])
+                    stack.append((other, *more, {**values, **dict(ports)}))
+            if steps > most_steps:
+                yield None
+                return
+
+    def _depth(self, option: int) -> int:
+        """How many items come up to the one of an option, itself included."""
+        return bisect.bisect_right(self._starts, option)
+
     def bound(self, costs: Numbers) -> float:
         """A cost that no choice undercuts: each item takes its cheapest option, whatever its neighbours do."""
         return float(np.minimum.reduceat(np.asarray(costs, dtype=float), self._starts[:-1]).sum())
@@ -107,7 +156,11 @@ class Problem:
         return Assignment(tuple(chosen), cost, tuple(math.fsum(float(own[place]) for place in places) for own in loads))
 
     def _limited(
-        self, costs: Numbers, loads: Sequence[Numbers], limits: Sequence[float], relative_gap: float
+        self,
+        costs: Numbers,
+        loads: Sequence[Numbers],
+        limits: Sequence[float],
+        relative_gap: float,
     ) -> list[int] | None:
         bounded = [(own, limit) for own, limit in zip(loads, limits, strict=True) if math.isfinite(limit)]
         kept = list(self._undominated(costs, [own for own, _ in bounded]))

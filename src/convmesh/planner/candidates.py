@@ -66,6 +66,11 @@ class Outline:
     optimizer_sharding: bool = False
 
     @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for equal outlines."""
+        return (*self.mesh.sizes.items(), self.accumulation, self.recompute, self.optimizer_sharding)
+
+    @property
     def is_plain(self) -> bool:
         """Whether it is data parallelism as users start with it."""
         return (

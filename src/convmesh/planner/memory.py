@@ -94,6 +94,21 @@ def memory_use(
     )
 
 
+def lasting_bytes(candidate: Candidate, cluster: Cluster, own: LocalParameters) -> int:
+    """What a rank holds from one update to the next: parameters, optimizer state, gradients as far as they last.
+
+    Args:
+        candidate: The plan.
+        cluster: Says how ranks add up.
+        own: Parameters of the rank.
+
+    Returns:
+        The bytes, which no moment undercuts.
+    """
+    holding = _Holding(candidate, cluster, own)
+    return holding.parameters() + holding.optimizer() + holding.lasting_gradients()
+
+
 class _Holding:
     """What a rank holds whatever operator runs."""
 

@@ -136,8 +136,9 @@ class _Lister:
         named = any(kind in ("parameter", "constant") for kind in (node.kind, *self._makers(node)))
         same = tuple(node.inputs.index(edge) for edge in node.inputs)
         shapes = self._graph.input_shapes(node), node.output_shapes
+        users = tuple(len(self._graph.consumers(Edge(node.name, place))) for place in range(len(node.output_shapes)))
         attributes = tuple(sorted(node.attributes.items()))
-        return node.name if named else "", node.kind, node.dtype, attributes, shapes, own, places, flags, same
+        return node.name if named else "", node.kind, node.dtype, attributes, shapes, own, places, flags, same, users
 
     def _makers(self, node: Node) -> list[str]:
         return [self._graph.node(edge.node).kind for edge in node.inputs]
