@@ -12,7 +12,7 @@ from tests.graph_builder import Builder
 from convmesh.errors import ConfigError, ConvMeshError, MistakeList
 from convmesh.graph import Edge, Graph, Node, Parameter
 from convmesh.mesh import Mesh
-from convmesh.plan import CHANNEL, Choice, Entry, NetworkFacts, Plan, resolve
+from convmesh.plan import CHANNEL, Choice, Entry, Foretold, NetworkFacts, Plan, resolve
 from convmesh.plan.by_rule import plan_by_rule
 from convmesh.plan.collectives import channel_collectives, count_buckets, data_collectives, update_collectives
 from convmesh.plan.load import dump_plan, load_plan
@@ -306,6 +306,23 @@ def test_a_plan_for_another_network_or_mesh_says_what_differs() -> None:
     x = build.relu("relu2", build.convolution("conv2", x, 6))
     (error,) = plan_mismatches(plan, build.graph(build.dense_head(x)), mesh=TWO)
     assert "the same layers with weights, but other operators between them" in str(error)
+
+
+def test_a_plan_carries_what_was_foretold_of_it(tmp_path: Path) -> None:
+    foretold = Foretold(
+        cluster="two cores",
+        global_batch=64,
+        seconds=0.25,
+        seconds_by_kind={"forward": 0.1, "backward": 0.15},
+        memory_bytes=1000,
+        memory_by_kind={"fixed": 400, "activations": 600},
+        memory_limit_bytes=2000,
+        reasons=("the fastest that fits", "data=2: 1.5 times the time"),
+    )
+    path = tmp_path / "plan.yaml"
+    plan = plan_of({"conv1": "out_channels"}, foretold=foretold)
+    path.write_text(dump_plan(plan))
+    assert load_plan(path) == plan
 
 
 def test_the_fingerprint_depends_on_what_is_computed_alone() -> None:

@@ -1,6 +1,6 @@
 """Plans: how a network is split over a mesh, as data, and what follows from it."""
 
-from convmesh.plan.plan import CHANNEL, Choice, Entry, Execution, NetworkFacts, Plan
+from convmesh.plan.plan import CHANNEL, Choice, Entry, Execution, Foretold, NetworkFacts, Plan
 from convmesh.plan.resolve import resolve
 from convmesh.plan.resolved import Resolved, ResolvedPlan
 
@@ -9,6 +9,7 @@ __all__ = [
     "Choice",
     "Entry",
     "Execution",
+    "Foretold",
     "NetworkFacts",
     "Plan",
     "Resolved",

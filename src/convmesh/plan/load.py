@@ -13,6 +13,7 @@ optimizer_sharding: true
 bucket_bytes: 25MiB
 recompute: [layer1.*, layer2.0]     # or none, or blocks
 network: {...}                      # what the plan was made for; may be left out
+foretold: {...}                     # what the planner expects of it, and why it chose it; may be left out
 ```
 """
 
@@ -29,7 +30,7 @@ from pydantic.dataclasses import dataclass
 
 from convmesh.errors import ConfigError, ConvMeshError, raise_all
 from convmesh.mesh import Mesh
-from convmesh.plan.plan import SCHEMA_VERSION, Choice, Entry, Execution, NetworkFacts, Partition, Plan
+from convmesh.plan.plan import SCHEMA_VERSION, Choice, Entry, Execution, Foretold, NetworkFacts, Partition, Plan
 from convmesh.units import read_bytes
 from convmesh.yaml_file import read_mapping
 
@@ -54,6 +55,18 @@ class _NetworkFile:
 
 
 @dataclass(frozen=True, config=_STRICT, kw_only=True)
+class _ForetoldFile:
+    cluster: str
+    global_batch: int
+    seconds: float
+    seconds_by_kind: dict[str, float]
+    memory_bytes: int
+    memory_by_kind: dict[str, int]
+    memory_limit_bytes: int
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, config=_STRICT, kw_only=True)
 class _PlanFile:
     schema_version: int
     mesh: dict[str, int]
@@ -64,6 +77,7 @@ class _PlanFile:
     bucket_bytes: Annotated[int, BeforeValidator(read_bytes), Field(ge=1)] | None = None
     recompute: Literal["none", "blocks"] | tuple[str, ...] | None = None
     network: _NetworkFile | None = None
+    foretold: _ForetoldFile | None = None
 
 
 _ADAPTER: TypeAdapter[_PlanFile] = TypeAdapter(_PlanFile)
@@ -120,6 +134,8 @@ def dump_plan(plan: Plan) -> str:
             "input_shape": list(plan.network.input_shape),
             "operators": dict(plan.network.operators),
         }
+    if plan.foretold is not None:
+        content["foretold"] = _dump_foretold(plan.foretold)
     return yaml.dump(
         content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000, default_flow_style=False
     )
@@ -129,16 +145,22 @@ class _Inline(dict[str, Any]):
     """A mapping that is written in one line."""
 
 
+class _Block(tuple[str, ...]):
+    """A list that is written in one line per entry."""
+
+
 class _Dumper(yaml.SafeDumper):
     """Writes lists and the choices of one operator in one line."""
 
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
-        return super().represent_sequence(tag, sequence, flow_style=True)
+        return super().represent_sequence(tag, sequence, flow_style=not isinstance(sequence, _Block))
 
 
 _Dumper.add_representer(
     _Inline, lambda dumper, data: dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=True)
 )
+
+_Dumper.add_representer(_Block, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data))
 
 
 def _plan_of(parsed: _PlanFile) -> Plan:
@@ -161,6 +183,7 @@ def _plan_of(parsed: _PlanFile) -> Plan:
         else NetworkFacts(
             fingerprint=facts.fingerprint, input_shape=facts.input_shape, operators=dict(facts.operators)
         ),
+        foretold=None if parsed.foretold is None else Foretold(**vars(parsed.foretold)),
     )
 
 
@@ -178,6 +201,12 @@ def _dump_execution(execution: Execution) -> dict[str, Any]:
         forms: dict[tuple[str, ...], Any] = {(): "none", ("*",): "blocks"}
         said["recompute"] = forms.get(said["recompute"], list(said["recompute"]))
     return said
+
+
+def _dump_foretold(foretold: Foretold) -> dict[str, Any]:
+    said = {entry.name: getattr(foretold, entry.name) for entry in dataclasses.fields(foretold)}
+    by_kind = {name: _Inline(value) for name, value in said.items() if isinstance(value, Mapping)}
+    return {**said, **by_kind, "reasons": _Block(foretold.reasons)}
 
 
 def _choice_of(choice: _Split | _ChoiceFile) -> Choice:

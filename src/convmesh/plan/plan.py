@@ -106,6 +106,31 @@ class Execution:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Foretold:
+    """What the planner has foretold of a plan, and why it chose it.
+
+    Args:
+        cluster: The devices that it was made for.
+        global_batch: Samples per update.
+        seconds: Of one update.
+        seconds_by_kind: Kind of work to its seconds; they add up to ``seconds``.
+        memory_bytes: Of the rank that needs most, at the moment when it needs most.
+        memory_by_kind: Kind to bytes; they add up to ``memory_bytes``.
+        memory_limit_bytes: What a rank might fill.
+        reasons: Why this plan and not the others, in words.
+    """
+
+    cluster: str
+    global_batch: int
+    seconds: float
+    seconds_by_kind: Mapping[str, float]
+    memory_bytes: int
+    memory_by_kind: Mapping[str, int]
+    memory_limit_bytes: int
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """How a network is split and run.
 
@@ -116,6 +141,7 @@ class Plan:
         opaque: Whether the inputs of operators without a rule are made whole, or such operators refused.
         execution: Accumulation, optimizer, buckets and recomputation.
         network: The network that it was made for; None for one written by hand.
+        foretold: What the planner has foretold; None where nobody has. It changes nothing that is computed.
     """
 
     mesh: Mesh
@@ -123,6 +149,7 @@ class Plan:
     opaque: Literal["gather", "refuse"] = "refuse"
     execution: Execution = field(default_factory=Execution)
     network: NetworkFacts | None = None
+    foretold: Foretold | None = None
 
     def choice(self, graph: Graph, node: Node, axis: str = CHANNEL) -> Choice | None:
         """What the plan says about an operator on an axis.
