@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,28 @@ def test_the_environment_binds_ranks_to_loopback_and_their_threads() -> None:
     environment = LAUNCHER.environment(num_threads=5)
     assert environment["OMP_NUM_THREADS"] == "5"
     assert environment["GLOO_SOCKET_IFNAME"].startswith("lo")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone keeps freed memory")
+def test_freed_memory_is_kept_in_this_process_too() -> None:
+    code = (
+        "import ctypes, os, sys; os.environ.pop('MALLOC_TRIM_THRESHOLD_', None)\n"
+        "from convmesh.engines.torch.launch import keep_freed_memory\n"
+        "def resident(): return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')\n"
+        "def use():\n"
+        "    blocks = [ctypes.create_string_buffer(2**23) for _ in range(8)]\n"
+        "kept = keep_freed_memory() if sys.argv[1] == 'keep' else None\n"
+        "before = resident(); use(); print(kept, (resident() - before) // 2**20)"
+    )
+    told = {
+        way: subprocess.run(
+            [sys.executable, "-c", code, way], check=True, capture_output=True, text=True
+        ).stdout.split()
+        for way in ("keep", "leave")
+    }
+    assert told["keep"][0] == "True"
+    assert int(told["keep"][1]) >= 60
+    assert int(told["leave"][1]) < 4
 
 
 def test_launching_imports_no_torch() -> None:

@@ -63,13 +63,14 @@ class Slopes(nn.Cell):
 
 
 class Drops(nn.Cell):
-    """Dropout of split channels, of split features, and of a whole tensor that all ranks must drop alike."""
+    """Dropout of split channels, of pixels and whole, of split features, and of a tensor that all ranks drop alike."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 8, 3, pad_mode="pad", padding=1, has_bias=True)
         self.drop1 = nn.Dropout(p=0.2)
         self.conv2 = nn.Conv2d(8, 7, 3, pad_mode="pad", padding=1, has_bias=True)
+        self.whole = nn.Dropout2d(p=0.3)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.flatten = nn.Flatten()
         self.fc1 = nn.Dense(7, 12)
@@ -78,7 +79,7 @@ class Drops(nn.Cell):
         self.drop3 = nn.Dropout(p=0.1)
 
     def construct(self, x: Tensor) -> Tensor:
-        x = self.conv2(self.drop1(self.conv1(x)))
+        x = self.whole(self.conv2(self.drop1(self.conv1(x))))
         return self.drop3(self.fc2(self.drop2(self.fc1(self.flatten(self.avgpool(x))))))
 
 

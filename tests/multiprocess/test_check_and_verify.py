@@ -104,7 +104,7 @@ def test_verify_compares_every_tensor(run_file: Path) -> None:
     told = json.loads(output)
     assert (code, told["passed"]) == (0, True)
     worst = {entry["kind"]: entry for entry in told["worst"]}
-    assert worst.keys() == {"loss", "output", "gradient", "parameter", "buffer"}
+    assert worst.keys() == {"loss", "output", "gradient", "parameter", "change", "buffer"}
     assert worst["gradient"]["num_tensors"] == worst["parameter"]["num_tensors"] == 11
     assert worst["output"]["num_tensors"] == 2 * 4 * 2
     assert all(entry["difference"] < 1e-9 for entry in worst.values())
@@ -113,6 +113,7 @@ def test_verify_compares_every_tensor(run_file: Path) -> None:
         ("data", "all-reduce"), ("data", "broadcast"),
     }  # fmt: skip
     assert len(told["memory"]["peak_bytes"]) == 4
+    assert told["conditions"]["norm_shift"] is None  # In float64 the run is exercised as it is.
 
 
 def test_verify_refuses_what_it_cannot_compare(run_file: Path) -> None:

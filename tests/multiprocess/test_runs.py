@@ -219,14 +219,12 @@ def test_every_mistake_is_listed_before_a_process_starts(config, tmp_path):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_network_that_does_not_fit_the_classes(config, tmp_path, ranks):
+def test_a_network_that_does_not_fit_the_classes(config, tmp_path):
     need("torch")
-    out = convmesh(
-        "train", config, "--ranks", ranks, "--set", "model.args.num_classes=7", "--run-dir", tmp_path / "r", code=2
-    )
+    options = ["--set", "model.args.num_classes=7", "--run-dir", tmp_path / "r"]
+    out = convmesh("train", config, "--ranks", 2, *options, code=2)
     assert "7 outputs" in out
-    assert "10 classes" in out
+    assert "10 scores" in out
 
 
 @pytest.mark.torch

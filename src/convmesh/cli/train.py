@@ -99,7 +99,7 @@ def _dry_run(config: Path, *, run_dir: Path | None, **options: Any) -> None:
     from convmesh import api
     from convmesh.training.run_folder import RunFolder, default_run_dir
 
-    prepared = api.prepare(config, **options)
+    prepared = api.prepare(config, **options, builds=True)
     folder = RunFolder(run_dir or default_run_dir(config, resume=False))
     run, data = prepared.run, prepared.data
     micro_batch = run.train.global_batch // (prepared.mesh.size("data") * run.strategy.accumulation)

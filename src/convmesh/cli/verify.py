@@ -13,6 +13,7 @@ from convmesh.cli.train import ConfigArgument, EngineOption, MeshOption, PlanOpt
 from convmesh.units import format_bytes
 
 if TYPE_CHECKING:
+    from convmesh.training.compare import Worst
     from convmesh.training.verification import Verification
 
 
@@ -51,36 +52,69 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
 def _as_dict(found: Verification) -> dict[str, Any]:
     return {
         "passed": found.passed,
-        "worst": [{**dataclasses.asdict(entry), "passed": entry.passed} for entry in found.worst],
+        "inconclusive": found.inconclusive,
+        "conditions": dataclasses.asdict(found.conditions) if found.conditions is not None else None,
+        "worst": [
+            {**dataclasses.asdict(entry), "passed": entry.passed, "verdict": entry.verdict} for entry in found.worst
+        ],
         "collectives": [{**dataclasses.asdict(entry), "passed": entry.passed} for entry in found.collectives],
         "memory": dataclasses.asdict(found.memory),
     }
 
 
 def _describe(found: Verification) -> str:
-    lines = ["Largest relative difference of each kind:"]
-    for entry in found.worst:
-        verdict = "ok" if entry.passed else "TOO LARGE"
-        lines.append(
-            f"  {entry.kind:10} {entry.difference:9.2e}  allowed {entry.allowed:8.1e}  {verdict}  "
-            f"({entry.num_tensors} compared; worst: {entry.name})"
-        )
-    if any(entry.is_rounding for entry in found.worst):
-        lines.append(
-            "Where more is allowed than usual, rounding alone differs so much; --dtype float64 settles doubts."
-        )
+    lines = [
+        *_describe_conditions(found),
+        "Largest relative difference of each kind, what is allowed, and what rounding alone changes on one device:",
+        *map(_describe_worst, found.worst),
+    ]
     lines.append("Collectives of one update on rank 0, counted and told beforehand:")
     for check in found.collectives:
         told = "as told" if check.passed else f"told {check.expected_number} x, {format_bytes(check.expected_bytes)}"
         lines.append(f"  {check.axis:8} {check.number:4} x {check.kind:15} {format_bytes(check.num_bytes):>12}  {told}")
+    return "\n".join([*lines, *_describe_memory(found), _conclude(found)])
+
+
+def _describe_conditions(found: Verification) -> list[str]:
+    if found.conditions is None or found.conditions.norm_shift is None:
+        return []
+    return [
+        f"Exercised with the learning rate {found.conditions.learning_rate:g} and norms that shift by "
+        f"{found.conditions.norm_shift:g}: few activations then lie where rounding turns a gradient on or off."
+    ]
+
+
+def _describe_worst(entry: Worst) -> str:
+    unproved = f", {entry.num_inconclusive} inconclusive" if entry.num_inconclusive else ""
+    return (
+        f"  {entry.kind:10} {entry.difference:9.2e}  allowed {entry.allowed:8.1e}  rounding {entry.rounding:8.1e}  "
+        f"{entry.verdict.upper() if not entry.passed else 'ok'}  "
+        f"({entry.num_tensors} compared{unproved}; worst: {entry.name})"
+    )
+
+
+def _describe_memory(found: Verification) -> list[str]:
     memory = found.memory
-    lines.append("Memory of the fullest rank, and of one device with the same micro-batch:")
-    if memory.one_device_saved_bytes:
-        kept, alone = format_bytes(max(memory.saved_bytes)), format_bytes(memory.one_device_saved_bytes)
-        lines.append(f"  kept for the backward {kept} of {alone}")
-    lines += [
+    kept, alone = [size for size in memory.saved_bytes if size is not None], memory.one_device_saved_bytes
+    return [
+        "Memory of the fullest rank, and of one device with the same micro-batch:",
+        f"  kept for the backward {format_bytes(max(kept))} of {format_bytes(alone)}"
+        if kept and alone is not None
+        else "  kept for the backward: not told by this engine",
         f"  peak of the process   {format_bytes(max(memory.peak_bytes))} of "
         f"{format_bytes(memory.one_device_peak_bytes)}",
-        "The parallel run equals one device." if found.passed else "The parallel run DIFFERS from one device.",
     ]
-    return "\n".join(lines)
+
+
+def _conclude(found: Verification) -> str:
+    if found.passed:
+        return "The parallel run equals one device."
+    if not found.inconclusive:
+        return "The parallel run DIFFERS from one device."
+    if found.dtype == "float64":
+        way_out = "use fewer --steps, or a smaller learning rate"
+    elif found.engine == "torch":
+        way_out = "use --dtype float64"
+    else:
+        way_out = "use smaller images or fewer layers, or verify the same network with --engine torch --dtype float64"
+    return f"INCONCLUSIVE: rounding alone changes that much, so equality is not proved; {way_out}."

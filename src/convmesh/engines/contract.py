@@ -153,12 +153,19 @@ class Exercise:
         updates: For each position on the data axis that is computed here, per update its micro-batches.
         counts: Samples of the global batch of each update.
         dtype: ``"float32"`` or ``"float64"``, of parameters and input.
+        norm_shift: What the shifts of all norms start at; None leaves them. Activations then lie away from the kinks of
+            ReLU and pooling, where rounding alone turns a gradient on or off.
+        jitter: Seed by which each parameter is changed in its last bit at the start; None changes nothing.
+        other_kernels: Whether one device computes with kernels that add up in another order, where there are some.
     """
 
     pixel_scale: PixelScale
     updates: Sequence[Sequence[Sequence[Batch]]]
     counts: Sequence[int]
     dtype: str = "float32"
+    norm_shift: float | None = None
+    jitter: int | None = None
+    other_kernels: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,12 +178,13 @@ class Observation:
         gradients: Whole gradients of the first update, by parameter.
         parameters: Whole parameters after all updates.
         buffers: Whole buffers after all updates.
-        saved_bytes: The most that a forward of the first update kept for its backward, each memory once; 0 where the
-            engine can't tell.
+        saved_bytes: The most that a forward of the first update kept for its backward, each memory once; None where the
+            engine doesn't tell.
         peak_memory_bytes: Largest memory of this rank.
         parameter_bytes: Of each trainable parameter as this rank holds it, in order.
         buffer_bytes: Of this rank's floating-point buffers together.
         collectives: What the last update communicated.
+        start: Whole parameters before the first update; of one device only.
     """
 
     losses: tuple[float, ...]
@@ -184,11 +192,12 @@ class Observation:
     gradients: Arrays
     parameters: Arrays
     buffers: Arrays
-    saved_bytes: int
+    saved_bytes: int | None
     peak_memory_bytes: int
     parameter_bytes: tuple[int, ...] = ()
     buffer_bytes: int = 0
     collectives: tuple[CollectiveCount, ...] = ()
+    start: Arrays = field(default_factory=dict)
 
 
 class Reader(Protocol):

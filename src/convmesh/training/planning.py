@@ -10,6 +10,7 @@ from convmesh.config import RunConfig
 from convmesh.config.execution import execution_of
 from convmesh.data.open import DataSets
 from convmesh.engines import load_engine
+from convmesh.engines.contract import Engine
 from convmesh.engines.tracing import trace
 from convmesh.errors import ConvMeshError, MistakeList, ModelError, raise_all
 from convmesh.graph import Graph
@@ -48,7 +49,7 @@ def plan_run(run: RunConfig, *, mesh: Mesh, datasets: DataSets) -> RunPlan:
         ConvMeshError: If the network can't be built or read, or the plan doesn't fit it; several mistakes are listed
             together as a ``MistakeList``.
     """
-    network = _build(run, datasets)
+    network = _build(load_engine(run.engine), run, datasets)
     graph = _trace(network, run, mesh, datasets)
     mistakes: list[ConvMeshError] = [*_wrong_output(graph, datasets)]
     plan = plan_by_rule(graph, mesh) if mesh.size(CHANNEL) > 1 else Plan(mesh=mesh)
@@ -71,8 +72,30 @@ def plan_run(run: RunConfig, *, mesh: Mesh, datasets: DataSets) -> RunPlan:
     return RunPlan(plan, resolved)
 
 
-def _build(run: RunConfig, datasets: DataSets) -> Any:
-    return load_engine(run.engine).build_network(
+def build_network(engine: Engine, run: RunConfig, datasets: DataSets) -> Any:
+    """Builds the network of a run and sees that it takes the images and scores the classes of the data.
+
+    Args:
+        engine: Started or not.
+        run: The run.
+        datasets: Its data.
+
+    Returns:
+        The network.
+
+    Raises:
+        ModelError: If it can't be built, or does not fit the data.
+    """
+    network = _build(engine, run, datasets)
+    num_classes = len(datasets.class_names)
+    width = engine.output_width(network, image_shape_HWC=datasets.image_shape_HWC)
+    if width != num_classes:
+        raise _wrong_output_error(f"{width} outputs", num_classes)
+    return network
+
+
+def _build(engine: Engine, run: RunConfig, datasets: DataSets) -> Any:
+    return engine.build_network(
         run.model, num_classes=len(datasets.class_names), num_channels=datasets.num_channels, seed=run.train.seed
     )
 
@@ -88,11 +111,13 @@ def _wrong_output(graph: Graph, datasets: DataSets) -> list[ConvMeshError]:
     num_classes = len(datasets.class_names)
     if len(shapes) == 1 and len(shapes[0]) == 2 and shapes[0][1] == num_classes:
         return []
-    return [
-        ModelError(
-            "the network's output does not fit the classes of the data",
-            got=" and ".join(f"shape {shape}" for shape in shapes),
-            expected=f"{num_classes} scores per sample",
-            fix=f"Give its last layer {num_classes} outputs, for example 'model.args: {{num_classes: {num_classes}}}'",
-        )
-    ]
+    return [_wrong_output_error(" and ".join(f"shape {shape}" for shape in shapes), num_classes)]
+
+
+def _wrong_output_error(got: str, num_classes: int) -> ModelError:
+    return ModelError(
+        "the network's output does not fit the classes of the data",
+        got=got,
+        expected=f"{num_classes} scores per sample",
+        fix=f"Give its last layer {num_classes} outputs, for example 'model.args: {{num_classes: {num_classes}}}'",
+    )

@@ -17,11 +17,11 @@ from convmesh.data.open import DataSets, open_data
 from convmesh.data.reader import EvalReader, TrainReader
 from convmesh.engines import load_engine
 from convmesh.engines.contract import Engine, TrainStep, World
-from convmesh.errors import ModelError
 from convmesh.training.agree import agree
 from convmesh.training.checkpoint import load_newest
 from convmesh.training.loop import Loop
 from convmesh.training.metrics import CallbackSink, Fanout, JsonLinesSink, MetricsSink, Record
+from convmesh.training.planning import build_network
 from convmesh.training.run_folder import RunFolder, write_json
 from convmesh.version import __version__
 
@@ -85,19 +85,7 @@ def balance_path(folder: RunFolder) -> Path:
 
 def _open(engine: Engine, run: RunConfig) -> tuple[DataSets, Any]:
     datasets = open_data(run.data)
-    num_classes = len(datasets.class_names)
-    network = engine.build_network(
-        run.model, num_classes=num_classes, num_channels=datasets.num_channels, seed=run.train.seed
-    )
-    width = engine.output_width(network, image_shape_HWC=datasets.image_shape_HWC)
-    if width != num_classes:
-        raise ModelError(
-            "the network's output does not fit the classes of the data",
-            got=f"{width} outputs",
-            expected=f"{num_classes} classes",
-            fix=f"Give its last layer {num_classes} outputs, for example 'model.args: {{num_classes: {num_classes}}}'",
-        )
-    return datasets, network
+    return datasets, build_network(engine, run, datasets)
 
 
 def _loop(

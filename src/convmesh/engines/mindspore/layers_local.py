@@ -8,12 +8,17 @@ from convmesh.engines.mindspore.channel_axis import ChannelAxis, Own, hide
 from convmesh.graph import Node
 from convmesh.plan.placement import Shard
 
+DROPOUTS = (nn.Dropout, nn.Dropout2d, nn.Dropout3d)
+"""Cells that `ShardedDropout` stands in for."""
+_DROPPING = ("dropout", "dropout2d", "dropout3d")
+
 
 class ShardedDropout(nn.Cell):
-    """Dropout of own channels with the random numbers that one device would draw for them.
+    """Dropout of own channels, or of elements in them, with the random numbers that one device would draw for them.
 
     The mask of all channels is drawn and own channels are taken: it is independent between shards, and the generator
-    moves on equally on all ranks, so that whole tensors later are dropped alike.
+    moves on equally on all ranks, so that whole tensors later are dropped alike. MindSpore's operators that drop whole
+    channels draw one number for each, whatever the number of pixels.
 
     Args:
         cell: The layer for all channels, whose generator goes on.
@@ -24,10 +29,10 @@ class ShardedDropout(nn.Cell):
 
     def __init__(self, cell: nn.Cell, placement: Shard, axis: ChannelAxis, node: Node) -> None:
         super().__init__(auto_prefix=False)
-        self.dropout = cell.dropout
+        self.dropout = next(getattr(cell, name) for name in _DROPPING if hasattr(cell, name))
         self.drops = float(node.attributes["p"]) > 0
         self.num_whole = sum(map(len, placement.lists))
-        self.pixels = tuple(node.shape[2:])
+        self.pixels = (1,) * len(node.shape[2:]) if node.attributes["whole_channels"] else tuple(node.shape[2:])
         self.fill = ops.Fill()
         self.stop = ops.StopGradient() if hasattr(ops, "StopGradient") else ops.stop_gradient
         hide(self, own=Own(axis, placement.lists))

@@ -18,7 +18,7 @@ from convmesh.engines.mindspore.channel_axis import ChannelAxis, channel_axis, h
 from convmesh.engines.mindspore.channel_split import ChannelSplit, note_split, split_of
 from convmesh.engines.mindspore.collectives import DataAxis, data_axis
 from convmesh.engines.mindspore.layers import ShardedWeighted
-from convmesh.engines.mindspore.layers_local import ShardedDropout, narrow_norm
+from convmesh.engines.mindspore.layers_local import DROPOUTS, ShardedDropout, narrow_norm
 from convmesh.engines.mindspore.own_loop import Reduction, own_world
 from convmesh.engines.mindspore.redistribution import redistribution
 from convmesh.engines.mindspore.state import export_network, named_parameters
@@ -179,13 +179,13 @@ def _refusals(node: Node, entry: Resolved, cell: nn.Cell) -> Iterator[ConvMeshEr
         yield ModelError(
             f"{node.name} can't normalise own channels: it is no nn.GroupNorm",
             got=type(cell).__name__,
-            fix="Use nn.GroupNorm, or keep the layers before it whole",
+            fix=f"Use nn.GroupNorm, or keep the layer whole in the plan: '{node.name}: {{channel: whole}}'",
         )
-    if entry.split == "channels" and node.kind == "dropout" and not isinstance(cell, nn.Dropout):
+    if entry.split == "channels" and node.kind == "dropout" and not isinstance(cell, DROPOUTS):
         yield ModelError(
-            f"{node.name} can't drop own channels only: it is no nn.Dropout",
+            f"{node.name} can't drop own channels only: it is no nn.Dropout, nn.Dropout2d or nn.Dropout3d",
             got=type(cell).__name__,
-            fix="Use nn.Dropout, or keep the layers before it whole",
+            fix=f"Use one of them, or keep the layer whole in the plan: '{node.name}: {{channel: whole}}'",
         )
 
 

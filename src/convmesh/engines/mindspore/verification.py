@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
 from convmesh.config.schema import RunConfig
 from convmesh.engines.contract import Arrays, Batch, Exercise, Observation, PixelScale
@@ -21,8 +21,15 @@ from convmesh.engines.mindspore.gradients import Backward
 from convmesh.engines.mindspore.loader import to_device
 from convmesh.engines.mindspore.objective import Loss
 from convmesh.engines.mindspore.optimizer import Optimizer
-from convmesh.engines.mindspore.state import export_parameters, import_parameters, named_parameters
+from convmesh.engines.mindspore.state import assign_array, export_parameters, import_parameters, named_parameters
+from convmesh.engines.observing import jittered
 from convmesh.errors import ConfigError
+
+NORMS = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
+"""Cells whose ``beta`` shifts normalised values."""
 
 
 def observe_ranks(engine: MindSporeEngine, network: nn.Cell, run: RunConfig, exercise: Exercise) -> Observation:
@@ -40,7 +47,7 @@ def observe_ranks(engine: MindSporeEngine, network: nn.Cell, run: RunConfig, exe
     Raises:
         ConfigError: If anything else than float32 is asked for.
     """
-    _refuse_other_types(exercise)
+    _begin(network, exercise)
     step = engine.build_step(network, run, pixel_scale=exercise.pixel_scale)
     notes = _Notes(network)
     step.on_scores, step.on_gradients = notes.take_scores, notes.take_gradients
@@ -64,33 +71,61 @@ def observe_ranks(engine: MindSporeEngine, network: nn.Cell, run: RunConfig, exe
 
 
 def observe_one_device(
-    engine: MindSporeEngine, network: nn.Cell, run: RunConfig, exercise: Exercise, *, other_kernels: bool = False
-) -> Observation:
-    """Trains on one device as plain MindSpore does.
+    engine: MindSporeEngine, network: nn.Cell, run: RunConfig, exercises: Sequence[Exercise]
+) -> list[Observation]:
+    """Trains on one device as plain MindSpore does, from the same state for each exercise.
 
     Args:
         engine: Started on a single rank.
         network: Whole.
         run: The run.
-        exercise: With the micro-batches of all positions on the data axis.
-        other_kernels: Whether to compute with kernels that add up in another order; MindSpore has none to choose.
+        exercises: With the micro-batches of all positions on the data axis; all have the same scale of pixels.
+            MindSpore has no other kernels to choose.
 
     Returns:
-        What was seen.
+        What was seen, one per exercise; the memory is told by the first.
 
     Raises:
         ConfigError: If anything else than float32 is asked for.
     """
-    del other_kernels
-    _refuse_other_types(exercise)
-    device = OneDevice(network, run, pixel_scale=exercise.pixel_scale)
-    notes = _Notes(network)
-    for index, count in enumerate(exercise.counts):
-        shards = [of_shard[index] for of_shard in exercise.updates]
-        notes.losses.append(device.update(shards, count=count, notes=notes))
-    return notes.observation(
-        notes.gradients, export_parameters(named_parameters(network)), peak_memory_bytes=engine.peak_memory_bytes()
-    )
+    named = named_parameters(network)
+    start = export_parameters(named)
+    # Graphs are compiled once for all exercises.
+    device = OneDevice(network, run, pixel_scale=exercises[0].pixel_scale)
+    observed = []
+    for exercise in exercises:
+        import_parameters(named, start)
+        device.restart()
+        _begin(network, exercise)
+        before = export_parameters({name: parameter for name, parameter in named.items() if parameter.requires_grad})
+        notes = _Notes(network)
+        for index, count in enumerate(exercise.counts):
+            shards = [of_shard[index] for of_shard in exercise.updates]
+            notes.losses.append(device.update(shards, count=count, notes=notes))
+        observed.append(
+            notes.observation(
+                notes.gradients, export_parameters(named), peak_memory_bytes=engine.peak_memory_bytes(), start=before
+            )
+        )
+    return observed
+
+
+def _begin(network: nn.Cell, exercise: Exercise) -> None:
+    """Brings a network into the state that an exercise starts from."""
+    if exercise.dtype != "float32":
+        raise ConfigError(
+            "MindSpore can verify in float32 only: its convolutions know no larger type",
+            got=exercise.dtype,
+            fix="Leave out --dtype, or use --engine torch",
+        )
+    if exercise.norm_shift is not None:
+        for _, cell in network.cells_and_names():
+            shift = getattr(cell, "beta", None)
+            if isinstance(cell, NORMS) and isinstance(shift, Parameter):
+                assign_array(shift, np.full(shift.shape, exercise.norm_shift, np.float32))
+    if exercise.jitter is not None:
+        trained = {name: entry for name, entry in named_parameters(network).items() if entry.requires_grad}
+        import_parameters(trained, jittered(export_parameters(trained), seed=exercise.jitter))
 
 
 class OneDevice:
@@ -113,6 +148,11 @@ class OneDevice:
         self._optimizer = Optimizer(
             self._trained, run.optimizer, axis=DataAxis(), shard=False, buckets=(1,) * len(self._trained)
         )
+        self._num_updates = 0
+
+    def restart(self) -> None:
+        """Forgets what the optimizer knows."""
+        self._optimizer.import_state({})
         self._num_updates = 0
 
     def update(self, shards: Sequence[Sequence[Batch]], *, count: int, notes: _Notes | None) -> float:
@@ -190,17 +230,8 @@ class _Notes:
             gradients=gradients,
             parameters={name: array for name, array in state.items() if name in trained},
             buffers={name: array for name, array in state.items() if name not in trained},
-            saved_bytes=0,
+            saved_bytes=None,
             parameter_bytes=tuple(parameter.nbytes for parameter in trained.values()),
             buffer_bytes=sum(parameter.nbytes for name, parameter in self._named.items() if name not in trained),
             **facts,
-        )
-
-
-def _refuse_other_types(exercise: Exercise) -> None:
-    if exercise.dtype != "float32":
-        raise ConfigError(
-            "MindSpore can verify in float32 only: its convolutions know no larger type",
-            got=exercise.dtype,
-            fix="Leave out --dtype, or use --engine torch",
         )

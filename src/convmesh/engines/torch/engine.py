@@ -20,6 +20,7 @@ from convmesh.engines.contract import Batch, PixelScale, Reader, World
 from convmesh.engines.torch import networks
 from convmesh.engines.torch.channel_axis import ChannelAxis
 from convmesh.engines.torch.collectives import DataAxis, gather_values
+from convmesh.engines.torch.launch import keep_freed_memory
 from convmesh.engines.torch.loader import load
 from convmesh.engines.torch.train_step import TorchTrainStep
 from convmesh.errors import ConfigError, EngineError, ModelError
@@ -58,6 +59,7 @@ class TorchEngine:
             torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         )
         if self._device.type == "cpu":
+            keep_freed_memory()
             torch.use_deterministic_algorithms(True, warn_only=True)
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         else:

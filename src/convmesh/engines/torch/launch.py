@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import os
 import re
@@ -20,6 +21,8 @@ LOOPBACK = "127.0.0.1"
 
 _KEPT_BLOCK_BYTES = 32 * 2**20  # glibc refuses more.
 _KEPT_HEAP_BYTES = 2**36
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST_INT = 2**31 - 1
 
 
 class TorchLauncher:
@@ -95,6 +98,21 @@ class TorchLauncher:
 def create_launcher() -> TorchLauncher:
     """The launch rules of this engine."""
     return TorchLauncher()
+
+
+def keep_freed_memory() -> bool:
+    """Lets glibc keep freed memory in this process, as `TorchLauncher.environment` tells ranks that are started.
+
+    Returns:
+        Whether it does; not with another C library, nor where the user has set ``MALLOC_TRIM_THRESHOLD_``.
+    """
+    if "MALLOC_TRIM_THRESHOLD_" in os.environ:
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, _KEPT_BLOCK_BYTES) and mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT))
 
 
 def count_gpus() -> int:

@@ -7,6 +7,7 @@ micro-batches, one after the other, sums the gradients, and averages what each s
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,14 +16,21 @@ from torch import Tensor, nn
 
 from convmesh.config.schema import RunConfig
 from convmesh.engines.contract import Arrays, Batch, Exercise, Observation, PixelScale
+from convmesh.engines.observing import jittered
 from convmesh.engines.torch.channel_split import split_of
 from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.engine import TorchEngine
 from convmesh.engines.torch.loader import to_device
 from convmesh.engines.torch.objective import DTYPES, Objective
 from convmesh.engines.torch.optimizer import Optimizer
-from convmesh.engines.torch.state import export_network, to_array
+from convmesh.engines.torch.state import copy_arrays, export_network, to_array
 from convmesh.engines.torch.train_step import seed_generators
+
+NORMS = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
+"""Modules whose ``bias`` shifts normalised values."""
 
 
 def observe_ranks(engine: TorchEngine, network: nn.Module, run: RunConfig, exercise: Exercise) -> Observation:
@@ -37,7 +45,8 @@ def observe_ranks(engine: TorchEngine, network: nn.Module, run: RunConfig, exerc
     Returns:
         What was seen: whole tensors, and losses and outputs of this rank's samples.
     """
-    step = engine.build_step(network.to(_dtype(exercise)), run, pixel_scale=exercise.pixel_scale)
+    _begin(network, exercise)
+    step = engine.build_step(network, run, pixel_scale=exercise.pixel_scale)
     notes = _Notes(network)
     step.on_gradients = notes.take_gradients
     for index, (batches, count) in enumerate(zip(exercise.updates[0], exercise.counts, strict=True)):
@@ -62,27 +71,49 @@ def observe_ranks(engine: TorchEngine, network: nn.Module, run: RunConfig, exerc
 
 
 def observe_one_device(
-    engine: TorchEngine, network: nn.Module, run: RunConfig, exercise: Exercise, *, other_kernels: bool = False
-) -> Observation:
-    """Trains on one device as plain PyTorch does.
+    engine: TorchEngine, network: nn.Module, run: RunConfig, exercises: Sequence[Exercise]
+) -> list[Observation]:
+    """Trains on one device as plain PyTorch does, from the same state for each exercise.
 
     Args:
         engine: Started on a single rank.
         network: Whole.
         run: The run.
-        exercise: With the micro-batches of all positions on the data axis.
-        other_kernels: Whether to compute with kernels that add up in another order, where there are some.
+        exercises: With the micro-batches of all positions on the data axis.
 
     Returns:
-        What was seen.
+        What was seen, one per exercise; the memory is told by the first.
     """
-    network = network.to(_dtype(exercise))
-    if run.train.channels_last:
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    observed = []
+    for exercise in exercises:
+        own = copy.deepcopy(network)
+        _begin(own, exercise)
+        if run.train.channels_last:
+            own.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        observed.append(_observe_alone(engine, own, run, exercise))
+    return observed
+
+
+def _begin(network: nn.Module, exercise: Exercise) -> None:
+    """Brings a network into the state that an exercise starts from."""
+    network.to(_dtype(exercise))
+    if exercise.norm_shift is not None:
+        for module in network.modules():
+            shift = getattr(module, "bias", None)
+            if isinstance(module, NORMS) and isinstance(shift, nn.Parameter):
+                nn.init.constant_(shift, exercise.norm_shift)
+    if exercise.jitter is not None:
+        parameters = {name: to_array(parameter) for name, parameter in network.named_parameters()}
+        with torch.no_grad():
+            copy_arrays(dict(network.named_parameters()), jittered(parameters, seed=exercise.jitter))
+
+
+def _observe_alone(engine: TorchEngine, network: nn.Module, run: RunConfig, exercise: Exercise) -> Observation:
+    start = {name: to_array(parameter).copy() for name, parameter in network.named_parameters()}
     device = OneDevice(network, run, pixel_scale=exercise.pixel_scale)
     notes = _Notes(network)
     with contextlib.ExitStack() as stack:
-        for library in (torch.backends.mkldnn, torch.backends.cudnn) if other_kernels else ():
+        for library in (torch.backends.mkldnn, torch.backends.cudnn) if exercise.other_kernels else ():
             stack.enter_context(library.flags(enabled=False))
         for index, count in enumerate(exercise.counts):
             shards = [of_shard[index] for of_shard in exercise.updates]
@@ -90,7 +121,9 @@ def observe_one_device(
                 loss = device.update(shards, count=count, index=index, notes=notes)
             notes.losses.append(loss)
     notes.close()
-    return notes.observation(notes.gradients, export_network(network), peak_memory_bytes=engine.peak_memory_bytes())
+    return notes.observation(
+        notes.gradients, export_network(network), peak_memory_bytes=engine.peak_memory_bytes(), start=start
+    )
 
 
 class OneDevice:
