@@ -30,6 +30,7 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python -m benchmarks.mindspore_data_parallel
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.channel_parallel
+	$(BIN)/python -m benchmarks.exactness
 
 docs: $(VENV)/.ready-dev
 	$(BIN)/convmesh config reference --language en > docs/en/configuration.md
