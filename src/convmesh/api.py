@@ -29,7 +29,7 @@ from convmesh.training.planning import RunPlan, build_network, plan_run
 from convmesh.training.rank import balance_path, run_rank
 from convmesh.training.ranks import RankPlace, find_rank
 from convmesh.training.run_folder import RunFolder, default_run_dir, write_atomically, write_json
-from convmesh.training.verification import Subject, Verification, check_length, verify_run
+from convmesh.training.verification import Subject, Verification, check_dtype, check_length, verify_run
 
 
 @dataclass(frozen=True)
@@ -294,12 +294,7 @@ def verify(  # noqa: PLR0913 - one parameter per option of the command
     prepared = prepare(config, ranks=ranks, mesh=mesh, engine=engine, plan=plan, overrides=overrides)
     if prepared.mesh.num_ranks == 1:
         raise ConfigError("there is nothing to verify on one rank", fix="Give a --mesh, like data=2,channel=2")
-    if prepared.run.engine == "mindspore" and dtype != "float32":
-        raise ConfigError(
-            "MindSpore can be verified in float32 only: its convolutions know no larger type",
-            got=dtype,
-            fix="Leave out --dtype, or use --engine torch",
-        )
+    check_dtype(dtype, engine=prepared.run.engine)
     check_length(steps, num_full=int(prepared.data.counts_RC.sum()) // prepared.run.train.global_batch)
     with tempfile.TemporaryDirectory(prefix="convmesh-verify-") as root:
         folder = RunFolder(root)

@@ -362,3 +362,21 @@ def check_length(num_updates: int, *, num_full: int) -> None:
         raise ConfigError(
             "there are not so many full batches in an epoch", got=f"{num_updates} steps", expected=f"up to {num_full}"
         )
+
+
+def check_dtype(dtype: str, *, engine: str) -> None:
+    """Refuses a data type in which an engine can't compute.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        engine: ``"torch"`` or ``"mindspore"``.
+
+    Raises:
+        ConfigError: If it can't.
+    """
+    if engine == "mindspore" and dtype != "float32":
+        raise ConfigError(
+            "MindSpore can be verified in float32 only: its convolutions know no larger type",
+            got=dtype,
+            fix="Leave out --dtype, or use --engine torch",
+        )
