@@ -288,11 +288,11 @@ def verify(  # noqa: PLR0913 - one parameter per option of the command
         What differs, what was communicated, and the memory.
 
     Raises:
-        ConfigError: If there is one rank only, or the data is too short.
+        ConfigError: If there is one rank only and nothing is recomputed, or the data is too short.
         ConvMeshError: If something else is wrong that the user can mend, or a rank fails.
     """
     prepared = prepare(config, ranks=ranks, mesh=mesh, engine=engine, plan=plan, overrides=overrides)
-    if prepared.mesh.num_ranks == 1:
+    if prepared.mesh.num_ranks == 1 and (prepared.plan is None or not prepared.plan.resolved.recomputed):
         raise ConfigError("there is nothing to verify on one rank", fix="Give a --mesh, like data=2,channel=2")
     check_dtype(dtype, engine=prepared.run.engine)
     check_length(steps, num_full=int(prepared.data.counts_RC.sum()) // prepared.run.train.global_batch)

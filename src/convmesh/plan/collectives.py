@@ -14,7 +14,7 @@ bytes of the whole tensor and ``b`` of a rank's part of it; counted are the inpu
 | ``all_reduce`` | all-reduce of B | |
 
 Where blocks are recomputed, what stands in the column *forward* happens once more for each change that what is kept in
-the block is made of (`convmesh.graph.recomputation.repeated`): not for one that only the block's output needs.
+the block is made of (`convmesh.plan.repetition`): not for one that only the block's output needs.
 
 A whole parameter used for own channels is all-reduced once per use. Each update adds one all-reduce of 16 bytes, by
 which the ranks agree on overflow and the gradient's norm; where bits of whole gradients may differ
@@ -31,9 +31,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from convmesh.graph import Edge, Node, repeated
+from convmesh.graph import Edge, Node
 from convmesh.plan.buckets import fill_buckets
 from convmesh.plan.placement import Change
+from convmesh.plan.repetition import repetition
 from convmesh.plan.resolved import Resolved, ResolvedPlan
 from convmesh.plan.weighted import WEIGHTED
 
@@ -204,10 +205,7 @@ class _ClosedForm:
         self._flowing = self._graph.needs_gradient
         if input_takes_gradient:
             self._flowing = frozenset(node.name for node in self._graph)
-        again = [repeated(self._graph, block) for block in resolved.recomputed]
-        self._used_again = frozenset[str]().union(*(entry.used for entry in again))
-        self._taken_again = frozenset[str]().union(*(entry.run for entry in again))
-        self._kept_again = frozenset[str]().union(*(entry.taking for entry in again))
+        self._again = repetition(resolved)
 
     def of(self, node: Node) -> Iterator[tuple[str, int]]:
         """Kind and bytes of each collective of an operator, per micro-batch."""
@@ -216,7 +214,7 @@ class _ClosedForm:
             yield from self._before(node, entry)
         if entry.after.kind != "none":
             shape, flows = self._graph.shape(Edge(node.name)), node.name in self._flowing
-            yield from self._change(entry.after, shape, flows, node, again=node.name in self._used_again)
+            yield from self._change(entry.after, shape, flows, node, again=node.name in self._again.after)
         for name in entry.summed:
             parameter = next(found for found in self._graph.parameters if found.name == name)
             yield "all-reduce", parameter.num_elements * self._bytes(node)
@@ -224,9 +222,7 @@ class _ClosedForm:
     def _before(self, node: Node, entry: Resolved) -> Iterator[tuple[str, int]]:
         edge = node.inputs[0]
         shape = self._graph.shape(edge)
-        # A gathered input that is not kept is needed by what runs again alone, any other by what keeps it too.
-        forgets = entry.before.kind == "gather_sum" and not entry.keep_input
-        again = node.name in (self._taken_again if forgets else self._kept_again)
+        again = node.name in self._again.before
         yield from self._change(entry.before, shape, edge.node in self._flowing, node, again=again)
         weight = node.parameter("weight")
         learns = weight is not None and weight.trainable

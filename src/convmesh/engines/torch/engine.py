@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from convmesh.config.execution import execution_of
 from convmesh.config.schema import ModelConfig, RunConfig
 from convmesh.engines.contract import Batch, PixelScale, Reader, World
 from convmesh.engines.torch import networks
@@ -103,11 +104,12 @@ class TorchEngine:
     def build_step(self, network: nn.Module, run: RunConfig, *, pixel_scale: PixelScale) -> TorchTrainStep:
         """Makes a network trainable: broadcasts its parameters and buffers from the first rank, sets up the optimizer.
 
-        On a mesh with an axis ``channel`` the network is split first, by the plan that ``strategy.plan`` names.
+        On a mesh with an axis ``channel``, or to recompute blocks, the plan that ``strategy.plan`` names is followed
+        first.
 
         Raises:
             ModelError: If the ranks have built different networks, there is nothing to train, or it can't be split.
-            ConfigError: If the mesh has an axis ``channel`` and the run names no plan.
+            ConfigError: If a plan is needed and the run names none.
         """
         if run.train.channels_last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -116,18 +118,20 @@ class TorchEngine:
         self._axis.broadcast_(list(tensors.values()), purpose="initial")
         if self._channel is not None:
             ChannelAxis(self._channel).broadcast_(list(tensors.values()), purpose="initial")
-            network = self._split(network, run).to(self._device)
+        if self._channel is not None or execution_of(run).recompute:
+            network = self._follow_plan(network, run).to(self._device)
         return TorchTrainStep(network, run, pixel_scale=pixel_scale, axis=self._axis)
 
-    def _split(self, network: nn.Module, run: RunConfig) -> nn.Module:
+    def _follow_plan(self, network: nn.Module, run: RunConfig) -> nn.Module:
         from convmesh.engines.torch.parallelize import parallelize
 
         mesh = self._world.mesh if self._world is not None else Mesh({})
         if run.strategy.plan is None:
             raise ConfigError(
-                "a network is split along channels by a plan, and the run names none", fix="Set 'strategy.plan: FILE'"
+                "a network is split and recomputed by a plan, and the run names none", fix="Set 'strategy.plan: FILE'"
             )
-        plan = dataclasses.replace(load_plan(run.strategy.plan), mesh=mesh)
+        plan = load_plan(run.strategy.plan)
+        plan = dataclasses.replace(plan, mesh=mesh, execution=plan.execution.over(execution_of(run)))
         num_samples = max(1, run.train.global_batch // (mesh.size("data") * run.strategy.accumulation))
         return parallelize(network, plan, num_samples=num_samples, groups={CHANNEL: self._channel})
 

@@ -14,10 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from convmesh.engines.torch.channel_axis import ChannelAxis
+from convmesh.engines.torch.recompute import is_repeating
 from convmesh.engines.torch.redistribution import check_channels, redistribute
 from convmesh.graph import Node, Parameter
 from convmesh.plan import Resolved
 from convmesh.plan.placement import Change
+from convmesh.plan.repetition import Repetition
 from convmesh.plan.weighted import Weighted
 
 
@@ -29,12 +31,20 @@ class ShardedWeighted(nn.Module):
         resolved: What becomes of it.
         axis: The channel axis.
         parameters: Its parameters by name, this rank's part.
+        again: Which changes of placement are needed again when blocks are recomputed.
     """
 
     def __init__(
-        self, node: Node, resolved: Resolved, axis: ChannelAxis, parameters: Mapping[str, nn.Parameter | None]
+        self,
+        node: Node,
+        resolved: Resolved,
+        axis: ChannelAxis,
+        parameters: Mapping[str, nn.Parameter | None],
+        *,
+        again: Repetition,
     ) -> None:
         super().__init__()
+        self._spares_before, self._spares_after = again.spares_before(node.name), again.spares_after(node.name)
         for name, parameter in parameters.items():
             self.register_parameter(name, parameter)
         roles = {entry.role: entry.name.rpartition(".")[2] for entry in node.parameters}
@@ -68,10 +78,12 @@ class ShardedWeighted(nn.Module):
         last = bias if self._adds_bias_last else None
         first = None if self._adds_bias_last else bias
         if self._before.kind == "gather_sum" and not self._keep_input:
-            y: Tensor = _GatheredAgain.apply(x, weight, first, self._before, self._operator, self._axis)
+            blank = self._spares_before and is_repeating()
+            y: Tensor = _GatheredAgain.apply(x, weight, first, self._before, self._operator, self._axis, blank)
         else:
-            y = self._operator(redistribute(x, self._before, self._axis), weight, first)
-        y = redistribute(y, self._after, self._axis)
+            x = redistribute(x, self._before, self._axis, spared=self._spares_before)
+            y = self._operator(x, weight, first)
+        y = redistribute(y, self._after, self._axis, spared=self._spares_after)
         return y if last is None else y + last.view(1, -1, *[1] * (y.ndim - 2))
 
     def extra_repr(self) -> str:
@@ -181,10 +193,13 @@ class _GatheredAgain(torch.autograd.Function):
         change: Change,
         operator: Convolution | Dense,
         axis: ChannelAxis,
+        blank: bool,
     ) -> Tensor:
         ctx.save_for_backward(part, weight)
         ctx.has_bias, ctx.source, ctx.operator, ctx.axis = bias is not None, change.source, operator, axis
-        return operator(axis.gather(part, change.source), weight, bias)
+        # When its block is recomputed and only the block's output needs it, its result does not matter.
+        whole = _blank(part, change.source) if blank else axis.gather(part, change.source)
+        return operator(whole, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -201,7 +216,7 @@ class _GatheredAgain(torch.autograd.Function):
         del whole
         if x_wanted:
             x_gradient = ctx.axis.reduce_scatter(x_gradient, ctx.source)
-        return x_gradient, weight_gradient, bias_gradient, None, None, None
+        return x_gradient, weight_gradient, bias_gradient, None, None, None, None
 
 
 def _blank(part: Tensor, source: tuple[tuple[int, ...], ...]) -> Tensor:

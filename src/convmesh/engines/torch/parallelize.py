@@ -18,23 +18,27 @@ from convmesh.engines.torch.channel_split import ChannelSplit, note_split, split
 from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.layers import ShardedWeighted
 from convmesh.engines.torch.layers_local import ShardedDropout, ShardedGroupNorm
+from convmesh.engines.torch.recompute import recompute
+from convmesh.engines.torch.recompute import refusals as refused_blocks
 from convmesh.engines.torch.redistribution import redistribute
 from convmesh.engines.torch.state import export_network
 from convmesh.engines.torch.trace import trace
-from convmesh.errors import ConfigError, ModelError, raise_all
+from convmesh.errors import ConfigError, ConvMeshError, ModelError, raise_all
 from convmesh.graph import Node
 from convmesh.plan import CHANNEL, Plan, Resolved, ResolvedPlan, resolve
 from convmesh.plan.network import plan_mismatches
 from convmesh.plan.placement import Change, ParameterShard, Shard
+from convmesh.plan.repetition import Repetition, repetition
 from convmesh.plan.weighted import WEIGHTED
 
-_DATA_AXIS = "_convmesh_data_axis"
+_DATA_AXIS, _RECOMPUTED = "_convmesh_data_axis", "_convmesh_recomputed"
 
 
 def parallelize(
     network: nn.Module, plan: Plan, *, num_samples: int = 2, groups: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """Splits a network along the axis ``channel``; all ranks call it with equal networks.
+    """Splits a network along the axis ``channel``, and recomputes the blocks that its plan names; all ranks call it
+    with equal networks.
 
     Args:
         network: Changed in place; its parameters and buffers are equal on all ranks.
@@ -57,17 +61,34 @@ def parallelize(
         raise ConfigError(
             f"networks are split along data and channel only, not along '{unsplit[0]}'", got=str(plan.mesh)
         )
-    if split_of(network) is not None:
+    if split_of(network) is not None or hasattr(network, _RECOMPUTED):
         raise ModelError("the network is split already", fix="Build it anew")
     graph = trace(network, (num_samples, *plan.network.input_shape))
     raise_all(plan_mismatches(plan, graph, mesh=plan.mesh))
     if groups is None and plan.mesh.size("data") > 1:
         object.__setattr__(network, _DATA_AXIS, DataAxis(make_group(plan, "data")))
-    if plan.mesh.size(CHANNEL) == 1:
-        return network
-    group = groups[CHANNEL] if groups is not None else make_group(plan, CHANNEL)
-    axis = ChannelAxis(group, channels_last=_is_channels_last(network))
-    return apply(network, resolve(graph, plan), axis)
+    resolved = resolve(graph, plan)
+    raise_all(refusals(network, resolved))
+    if plan.mesh.size(CHANNEL) > 1:
+        group = groups[CHANNEL] if groups is not None else make_group(plan, CHANNEL)
+        apply(network, resolved, ChannelAxis(group, channels_last=_is_channels_last(network)))
+    if resolved.recomputed:
+        recompute(network, resolved.recomputed)
+        object.__setattr__(network, _RECOMPUTED, True)
+    return network
+
+
+def refusals(network: nn.Module, resolved: ResolvedPlan) -> list[ConvMeshError]:
+    """What of a resolved plan can't be done with the modules of a network.
+
+    Args:
+        network: Not changed.
+        resolved: The plan, applied to the graph of this network.
+
+    Returns:
+        One error per thing.
+    """
+    return refused_blocks(network, resolved.recomputed)
 
 
 def reduce_gradients(network: nn.Module) -> None:
@@ -122,12 +143,14 @@ def apply(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.M
         ModelError: If a module that has to be replaced holds more than its operator.
     """
     shards = _cut_parameters(network, resolved, axis)
+    again = repetition(resolved)
     for node in resolved.graph:
         entry = resolved.operators[node.name]
         if entry.changes_nothing and node.kind not in ("dropout", "group_norm"):
             continue
         if node.kind in WEIGHTED and entry.split != "whole":
-            _replace(network, node, ShardedWeighted(node, entry, axis, _own_parameters(network, node)))
+            own = _own_parameters(network, node)
+            _replace(network, node, ShardedWeighted(node, entry, axis, own, again=again))
             continue
         taken = _taken(entry)
         if node.kind == "dropout" and isinstance(taken, Shard):
@@ -136,7 +159,7 @@ def apply(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.M
             _replace(network, node, ShardedGroupNorm(node, taken, axis, _own_parameters(network, node)))
         elif node.kind == "instance_norm" and entry.shards:
             _tell_width(network.get_submodule(node.module), len(next(iter(entry.shards.values())).lists[axis.position]))
-        _change_at_border(network, node, entry, axis)
+        _change_at_border(network, node, entry, axis, again)
     _sum_gradients(network, resolved, axis)
     note_split(network, ChannelSplit(resolved, axis, shards))
     return network
@@ -249,28 +272,30 @@ def _replace(network: nn.Module, node: Node, module: nn.Module) -> None:
     network.get_submodule(path)._modules[leaf] = module
 
 
-def _change_at_border(network: nn.Module, node: Node, entry: Resolved, axis: ChannelAxis) -> None:
+def _change_at_border(
+    network: nn.Module, node: Node, entry: Resolved, axis: ChannelAxis, again: Repetition
+) -> None:
     module = network.get_submodule(node.module) if node.module else network
     if entry.before.kind != "none":
-        module.register_forward_pre_hook(_BeforeHook(entry.before, axis))
+        module.register_forward_pre_hook(_BeforeHook(entry.before, axis, spared=again.spares_before(node.name)))
     if entry.after.kind != "none":
-        module.register_forward_hook(_AfterHook(entry.after, axis))
+        module.register_forward_hook(_AfterHook(entry.after, axis, spared=again.spares_after(node.name)))
 
 
 class _BeforeHook:
-    def __init__(self, change: Change, axis: ChannelAxis) -> None:
-        self._change, self._axis = change, axis
+    def __init__(self, change: Change, axis: ChannelAxis, *, spared: bool) -> None:
+        self._change, self._axis, self._spared = change, axis, spared
 
     def __call__(self, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (redistribute(inputs[0], self._change, self._axis), *inputs[1:])
+        return (redistribute(inputs[0], self._change, self._axis, spared=self._spared), *inputs[1:])
 
 
 class _AfterHook:
-    def __init__(self, change: Change, axis: ChannelAxis) -> None:
-        self._change, self._axis = change, axis
+    def __init__(self, change: Change, axis: ChannelAxis, *, spared: bool) -> None:
+        self._change, self._axis, self._spared = change, axis, spared
 
     def __call__(self, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        return redistribute(output, self._change, self._axis)
+        return redistribute(output, self._change, self._axis, spared=self._spared)
 
 
 def _sum_gradients(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> None:

@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 from convmesh.engines.torch.channel_axis import ChannelAxis
+from convmesh.engines.torch.recompute import Spared, is_repeating
 from convmesh.errors import ModelError
 from convmesh.plan.partitions import Lists
 from convmesh.plan.placement import Change
 
 
-def redistribute(tensor: Tensor, change: Change, axis: ChannelAxis) -> Tensor:
+def redistribute(tensor: Tensor, change: Change, axis: ChannelAxis, *, spared: bool = False) -> Tensor:
     """Changes where the channels of a tensor are.
 
     Args:
         tensor: As the change's source says: (N, channels, ...).
         change: The change; ``none`` gives the tensor itself.
         axis: The channel axis.
+        spared: Whether nothing needs the result when a block is recomputed, so that nothing is communicated then.
 
     Returns:
         The tensor as the change's target says.
@@ -34,6 +36,10 @@ def redistribute(tensor: Tensor, change: Change, axis: ChannelAxis) -> Tensor:
         return tensor
     if change.source:
         check_channels(tensor, len(change.source[axis.position]))
+    if spared and is_repeating():
+        whole = sum(map(len, change.source)) if change.source else tensor.shape[1]
+        zeros: Tensor = Spared.apply(tensor, len(change.target[axis.position]) if change.target else whole)
+        return zeros
     result: Tensor = _FUNCTIONS[change.kind].apply(tensor, change.source, change.target, axis)
     return result
 
