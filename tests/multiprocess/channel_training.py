@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from convmesh.engines.contract import Batch, Engine, TrainState, World
 from convmesh.engines.torch.trace import trace
@@ -15,8 +16,10 @@ from convmesh.engines.torch.verification import OneDevice
 from convmesh.mesh import Mesh
 from convmesh.models.torch import build
 from convmesh.models.torch.resnet import Bottleneck, ResNet
-from convmesh.plan import Plan
+from convmesh.plan import Execution, Plan, resolve
 from convmesh.plan.by_rule import plan_by_rule
+from convmesh.plan.collectives import channel_collectives
+from convmesh.plan.network import network_facts
 from convmesh.training.sync import check_sync
 from tests.multiprocess.channel_cases import on_mesh
 from tests.multiprocess.torch_cases import GLOBAL_BATCH, SCALE, micro_batches, run_config
@@ -25,11 +28,45 @@ from tests.networks_torch import NETWORKS
 FULL = (GLOBAL_BATCH,) * 3
 
 
+class PreActivated(nn.Module):
+    """A residual block with dropout that ends with its addition, so that only its result needs its last convolutions."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.bn1, self.bn2 = nn.BatchNorm2d(num_in), nn.BatchNorm2d(num_out)
+        self.shortcut = nn.Conv2d(num_in, num_out, 1, bias=False)
+        self.conv1 = nn.Conv2d(num_in, num_out, 3, padding=1)
+        self.drop = nn.Dropout(0.3)
+        self.conv2 = nn.Conv2d(num_out, num_out, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.bn1(x))
+        shortcut = self.shortcut(y)
+        y = self.drop(torch.relu(self.bn2(self.conv1(y))))
+        return self.conv2(y) + shortcut
+
+
+class PreActivatedNet(nn.Module):
+    """A stem, two blocks, dense."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.blocks = nn.Sequential(PreActivated(8, 12), PreActivated(12, 8))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.flatten(self.avgpool(self.blocks(self.stem(x))), 1))
+
+
 def network_of(name: str, dtype: str) -> nn.Module:
     """A network with equal initial weights wherever it is built."""
     torch.manual_seed(1)
     if name == "bottlenecks":
         network: nn.Module = ResNet(Bottleneck, (1, 1, 1, 1), num_classes=10, small_images=True)
+    elif name == "pre_activated":
+        network = PreActivatedNet()
     elif name == "resnet18":
         network = build(name, num_classes=10, small_images=True)
     else:
@@ -37,10 +74,20 @@ def network_of(name: str, dtype: str) -> nn.Module:
     return network.to({"float32": torch.float32, "float64": torch.float64}[dtype])
 
 
-def plan_for(name: str, sizes: Mapping[str, int]) -> Plan:
+def plan_for(name: str, sizes: Mapping[str, int], recompute: Sequence[str] = ()) -> Plan:
     """The plan by rule for images of 12x12 pixels, in which no layer is too small."""
     graph = trace(network_of(name, "float32"), (4, 3, 12, 12))
-    return plan_by_rule(graph, Mesh(sizes), min_multiply_adds=0)
+    plan = plan_by_rule(graph, Mesh(sizes), min_multiply_adds=0)
+    return dataclasses.replace(plan, execution=Execution(recompute=tuple(recompute)), network=network_facts(graph))
+
+
+def told_for(
+    name: str, sizes: Mapping[str, int], *, recompute: Sequence[str], num_samples: int, num_micro_batches: int
+) -> Any:
+    """What an update communicates over the channel axis in float64, without the norm; on rank 0."""
+    resolved = resolve(trace(network_of(name, "float32"), (num_samples, 3, 12, 12)), plan_for(name, sizes, recompute))
+    found = channel_collectives(resolved, position=0, num_micro_batches=num_micro_batches, element_bytes=8)
+    return {entry.kind: (entry.number, entry.num_bytes) for entry in found}
 
 
 def train(

@@ -29,9 +29,9 @@ def run_split(rank_pool: Pools, tmp_path: Path) -> Callable[..., list[dict[str, 
 
     def run(sizes: Mapping[str, int], name: str, strategy: Mapping[str, Any] | None = None, **rest: Any) -> Any:
         settings = dict(strategy or {})
-        if sizes.get("channel", 1) > 1:
+        if sizes.get("channel", 1) > 1 or "recompute" in settings:
             path = tmp_path / "plan.yaml"
-            path.write_text(dump_plan(cases.plan_for(name, sizes)))
+            path.write_text(dump_plan(cases.plan_for(name, sizes, settings.get("recompute", ()))))
             settings["plan"] = str(path)
         num_ranks = int(np.prod(list(sizes.values())))
         return rank_pool("torch", num_ranks).run(
@@ -96,6 +96,33 @@ def test_what_is_combined_with_split_channels_stays_exact(run_split: Callable[..
     if parts.get("optimizer", {}).get("clip_norm"):
         assert answers[0]["norms"][0] > 0.3
         assert len({answer["norms"][0] for answer in answers}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "strategy"),
+    [
+        ("bottlenecks", {"data": 2}, {"accumulation": 2, "optimizer_sharding": True}),
+        ("bottlenecks", {"data": 2, "channel": 2}, {"accumulation": 2, "optimizer_sharding": True}),
+        ("pre_activated", {"data": 1, "channel": 2}, {}),
+        ("pre_activated", {"data": 2, "channel": 2}, {}),
+    ],
+    ids=str,
+)
+def test_recomputed_blocks_equal_one_device(
+    run_split: Callable[..., Any], name: str, sizes: Mapping[str, int], strategy: Mapping[str, Any]
+) -> None:
+    parts: dict[str, Any] = {"strategy": {**strategy, "recompute": ["*"]}, "dtype": "float64"}
+    answers = run_split(sizes, name, **parts)
+    losses, expected = cases.train_alone(name=name, num_shards=sizes["data"], **parts)
+    for answer in answers:
+        np.testing.assert_allclose(answer["losses"], losses, rtol=1e-9)
+        assert difference(answer["states"][-1].network, expected) < (1e-9, "")
+    num_micro_batches = strategy.get("accumulation", 1)
+    num_samples = 16 // sizes["data"] // num_micro_batches
+    told = cases.told_for(name, sizes, recompute=["*"], num_samples=num_samples, num_micro_batches=num_micro_batches)
+    sent = {entry.kind: (entry.number, entry.num_bytes) for entry in answers[0]["collectives"]
+            if entry.axis == "channel" and entry.purpose == "activations"}  # fmt: skip
+    assert sent == told
 
 
 def _learned(tensors: Arrays) -> Arrays:

@@ -6,7 +6,7 @@ convolution or dense layer can be replaced. Channels are dim 1 of inputs and out
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from convmesh.engines.torch.recompute import is_repeating
 from convmesh.engines.torch.redistribution import check_channels, redistribute
 from convmesh.graph import Node, Parameter
 from convmesh.plan import Resolved
-from convmesh.plan.placement import Change
+from convmesh.plan.partitions import Lists
 from convmesh.plan.repetition import Repetition
 from convmesh.plan.weighted import Weighted
 
@@ -78,8 +78,10 @@ class ShardedWeighted(nn.Module):
         last = bias if self._adds_bias_last else None
         first = None if self._adds_bias_last else bias
         if self._before.kind == "gather_sum" and not self._keep_input:
-            blank = self._spares_before and is_repeating()
-            y: Tensor = _GatheredAgain.apply(x, weight, first, self._before, self._operator, self._axis, blank)
+            gather = _blank if self._spares_before and is_repeating() else self._axis.gather
+            y: Tensor = _GatheredAgain.apply(
+                x, weight, first, (self._before.source, gather), self._operator, self._axis
+            )
         else:
             x = redistribute(x, self._before, self._axis, spared=self._spares_before)
             y = self._operator(x, weight, first)
@@ -190,16 +192,15 @@ class _GatheredAgain(torch.autograd.Function):
         part: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        change: Change,
+        gathering: tuple[Lists, Callable[[Tensor, Lists], Tensor]],
         operator: Convolution | Dense,
         axis: ChannelAxis,
-        blank: bool,
     ) -> Tensor:
         ctx.save_for_backward(part, weight)
-        ctx.has_bias, ctx.source, ctx.operator, ctx.axis = bias is not None, change.source, operator, axis
-        # When its block is recomputed and only the block's output needs it, its result does not matter.
-        whole = _blank(part, change.source) if blank else axis.gather(part, change.source)
-        return operator(whole, weight, bias)
+        source, gather = gathering
+        ctx.has_bias, ctx.source, ctx.operator, ctx.axis = bias is not None, source, operator, axis
+        # When its block is recomputed and only the block's output needs it, any values will do.
+        return operator(gather(part, source), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -216,10 +217,10 @@ class _GatheredAgain(torch.autograd.Function):
         del whole
         if x_wanted:
             x_gradient = ctx.axis.reduce_scatter(x_gradient, ctx.source)
-        return x_gradient, weight_gradient, bias_gradient, None, None, None, None
+        return x_gradient, weight_gradient, bias_gradient, None, None, None
 
 
-def _blank(part: Tensor, source: tuple[tuple[int, ...], ...]) -> Tensor:
+def _blank(part: Tensor, source: Lists) -> Tensor:
     """A tensor of the whole input's shape, for a backward that needs no values of it."""
     shape = (part.shape[0], sum(map(len, source)), *part.shape[2:])
     return part.new_zeros(()).expand(shape)

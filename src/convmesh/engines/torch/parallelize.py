@@ -37,8 +37,7 @@ _DATA_AXIS, _RECOMPUTED = "_convmesh_data_axis", "_convmesh_recomputed"
 def parallelize(
     network: nn.Module, plan: Plan, *, num_samples: int = 2, groups: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """Splits a network along the axis ``channel``, and recomputes the blocks that its plan names; all ranks call it
-    with equal networks.
+    """Splits a network along the axis ``channel`` and recomputes the blocks of its plan; ranks call it with equal ones.
 
     Args:
         network: Changed in place; its parameters and buffers are equal on all ranks.
@@ -272,9 +271,7 @@ def _replace(network: nn.Module, node: Node, module: nn.Module) -> None:
     network.get_submodule(path)._modules[leaf] = module
 
 
-def _change_at_border(
-    network: nn.Module, node: Node, entry: Resolved, axis: ChannelAxis, again: Repetition
-) -> None:
+def _change_at_border(network: nn.Module, node: Node, entry: Resolved, axis: ChannelAxis, again: Repetition) -> None:
     module = network.get_submodule(node.module) if node.module else network
     if entry.before.kind != "none":
         module.register_forward_pre_hook(_BeforeHook(entry.before, axis, spared=again.spares_before(node.name)))
