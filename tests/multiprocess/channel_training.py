@@ -29,7 +29,7 @@ FULL = (GLOBAL_BATCH,) * 3
 
 
 class PreActivated(nn.Module):
-    """A residual block with dropout that ends with its addition, so that only its result needs its last convolutions."""
+    """A residual block with dropout that ends with its addition: only its result needs its last convolutions."""
 
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()
