@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from convmesh.data.samplers import RandomSampler, SequentialSampler, StratifiedSampler
     from convmesh.engines.tracing import trace
     from convmesh.errors import ConvMeshError
-    from convmesh.geometry import ChannelPartition
+    from convmesh.geometry import ChannelPartition, ChannelRegrouping
     from convmesh.graph import Graph
     from convmesh.mesh import Mesh
     from convmesh.plan import Plan
@@ -35,12 +35,15 @@ if TYPE_CHECKING:
         load_checkpoint,
         parallelize,
         reduce_gradients,
+        regroup_channels,
+        regroup_images,
         save_checkpoint,
     )
 
 _HOMES = {
     "Batching": "convmesh.data.batching",
     "ChannelPartition": "convmesh.geometry",
+    "ChannelRegrouping": "convmesh.geometry",
     "ConvMeshError": "convmesh.errors",
     "DataReport": "convmesh.data.inspect",
     "DoctorReport": "convmesh.report.doctor",
@@ -72,6 +75,8 @@ _HOMES = {
     "plan_by_rule": "convmesh.plan.by_rule",
     "prepare": "convmesh.api",
     "reduce_gradients": "convmesh.training.standalone",
+    "regroup_channels": "convmesh.training.standalone",
+    "regroup_images": "convmesh.training.standalone",
     "save_checkpoint": "convmesh.training.standalone",
     "trace": "convmesh.engines.tracing",
     "train": "convmesh.api",
@@ -82,6 +87,7 @@ _HOMES = {
 __all__ = [
     "Batching",
     "ChannelPartition",
+    "ChannelRegrouping",
     "ConvMeshError",
     "DataReport",
     "DoctorReport",
@@ -113,6 +119,8 @@ __all__ = [
     "plan_by_rule",
     "prepare",
     "reduce_gradients",
+    "regroup_channels",
+    "regroup_images",
     "save_checkpoint",
     "trace",
     "train",

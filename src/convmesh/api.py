@@ -15,6 +15,7 @@ from typing import Any, Literal
 from convmesh.config import RunConfig, check_config, load_config, parse_config
 from convmesh.config.execution import with_execution
 from convmesh.config.rules import resolve_mesh, unsplit_axes
+from convmesh.config.schema import ChannelsConfig
 from convmesh.data.inspect import DataReport, inspect_data
 from convmesh.data.open import open_data
 from convmesh.engines import is_installed, load_engine, load_launcher
@@ -99,7 +100,7 @@ def prepare(
         plan: A plan file; its mesh counts where none is given here.
         overrides: Settings as ``a.b=value``; only with a path.
         builds: Whether to build the network too and run one image through it. One that is split along channels is
-            built in any case; else the ranks tell what is wrong with it.
+            built in any case, and so is one that takes regrouped images; else the ranks tell what is wrong with it.
 
     Returns:
         The run, ready to start.
@@ -123,7 +124,7 @@ def prepare(
     launcher = load_launcher(run.engine)
     device = launcher.resolve_device(run.train.device)
     mistakes += launcher.check(run, device=device, num_ranks=grid.num_ranks)
-    builds = builds and not planned and not _missing_engine(run)
+    builds = (builds or run.data.channels != ChannelsConfig()) and not planned and not _missing_engine(run)
     data, split = _look_ahead(run, grid, mistakes, planned=planned, builds=builds)
     raise_all(mistakes)
     if data is None:

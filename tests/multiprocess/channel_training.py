@@ -10,13 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from convmesh.data.channels import regroup_images, regroup_scale
 from convmesh.engines.contract import Batch, Engine, TrainState, World
+from convmesh.engines.torch.regroup import regroup_channels
 from convmesh.engines.torch.trace import trace
 from convmesh.engines.torch.verification import OneDevice
+from convmesh.geometry import ChannelRegrouping
 from convmesh.mesh import Mesh
 from convmesh.models.torch import build
 from convmesh.models.torch.resnet import Bottleneck, ResNet
-from convmesh.plan import Execution, Plan, resolve
+from convmesh.plan import CHANNEL, Choice, Entry, Execution, Plan, resolve
 from convmesh.plan.by_rule import plan_by_rule
 from convmesh.plan.collectives import channel_collectives
 from convmesh.plan.network import network_facts
@@ -63,8 +66,15 @@ class PreActivatedNet(nn.Module):
 def network_of(name: str, dtype: str) -> nn.Module:
     """A network with equal initial weights wherever it is built."""
     torch.manual_seed(1)
-    if name == "bottlenecks":
-        network: nn.Module = ResNet(Bottleneck, (1, 1, 1, 1), num_classes=10, small_images=True)
+    network: nn.Module
+    if name == "stem":
+        # As large networks begin: a stride of 2, and padding and kernel that do not divide by it.
+        network = nn.Sequential(
+            nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.Tanh(), nn.Conv2d(8, 8, 3, 1, 1), nn.Tanh(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
+        )  # fmt: skip
+    elif name == "bottlenecks":
+        network = ResNet(Bottleneck, (1, 1, 1, 1), num_classes=10, small_images=True)
     elif name == "pre_activated":
         network = PreActivatedNet()
     elif name == "resnet18":
@@ -74,10 +84,21 @@ def network_of(name: str, dtype: str) -> nn.Module:
     return network.to({"float32": torch.float32, "float64": torch.float64}[dtype])
 
 
-def plan_for(name: str, sizes: Mapping[str, int], recompute: Sequence[str] = ()) -> Plan:
-    """The plan by rule for images of 12x12 pixels, in which no layer is too small."""
-    graph = trace(network_of(name, "float32"), (4, 3, 12, 12))
+def plan_for(
+    name: str, sizes: Mapping[str, int], recompute: Sequence[str] = (), *, regroup: Mapping[str, Any] | None = None
+) -> Plan:
+    """The plan by rule for images of 12x12 pixels, in which no layer is too small.
+
+    Of regrouped images every rank takes own channels: the first convolution is split by its inputs.
+    """
+    network, regrouping = network_of(name, "float32"), ChannelRegrouping.of(3, **(regroup or {}))
+    if regroup is not None:
+        regroup_channels(network, regrouping, image_shape=(3, 12, 12))
+    graph = trace(network, (4, regrouping.num_regrouped, *regrouping.sizes((12, 12))))
     plan = plan_by_rule(graph, Mesh(sizes), min_multiply_adds=0)
+    if regroup is not None:
+        first = Entry(pattern=graph.nodes[1].name, axes={CHANNEL: Choice(split="in_channels")})
+        plan = dataclasses.replace(plan, entries=(*plan.entries, first))
     return dataclasses.replace(plan, execution=Execution(recompute=tuple(recompute)), network=network_facts(graph))
 
 
@@ -102,17 +123,25 @@ def train(
     first_update: int = 0,
     infinite_on: int | None = None,
     loss_scale: float = 1.0,
+    regroup: Mapping[str, Any] | None = None,
     **parts: dict[str, Any],
 ) -> dict[str, Any]:
     """Trains for ``len(counts)`` updates; ``parts`` are sections of the run, with the plan's path in ``strategy``."""
     engine, placed = on_mesh(world, sizes)
     run = run_config(**parts)
-    step = engine.build_step(network_of(name, dtype), run, pixel_scale=SCALE)
+    network, scale = network_of(name, dtype), SCALE
+    regrouping = ChannelRegrouping.of(3, **regroup) if regroup is not None else None
+    if regrouping is not None:
+        network = engine.regroup_channels(network, regrouping, image_shape_HWC=(12, 12, 3))
+        scale = regroup_scale(SCALE, regrouping)
+    step = engine.build_step(network, run, pixel_scale=scale)
     if start is not None:
         step.import_state(start)
     losses, norms, overflows, states = [], [], [], []
     for update, count in enumerate(counts, start=first_update):
         batches = batches_of(update, count, placed.mesh.size("data"), placed.shard, run.strategy.accumulation)
+        if regrouping is not None:
+            batches = [regrouped(batch, regrouping) for batch in batches]
         if infinite_on == world.rank and update == 1:
             batches = [Batch(b.images_NHWC, b.labels_N, np.full_like(b.weights_N, 3e38)) for b in batches]
         result = step.update(
@@ -128,7 +157,8 @@ def train(
         overflows.append(result.overflow)
         states.append(step.export_state())
     check_sync(step.local_tensors(), all_gather=engine.all_gather, groups=placed.mesh.groups("data"))
-    evaluated = step.evaluate(batches_of(99, 8, 1, 0, 1)[0])
+    batch = batches_of(99, 8, 1, 0, 1)[0]
+    evaluated = step.evaluate(batch if regrouping is None else regrouped(batch, regrouping))
     return {
         "losses": losses,
         "norms": norms,
@@ -140,6 +170,11 @@ def train(
         "parameter_bytes": [p.numel() * p.element_size() for p in step._network.parameters()],
         "eval_loss": float(evaluated.loss_sum),
     }
+
+
+def regrouped(batch: Batch, regrouping: ChannelRegrouping) -> Batch:
+    """The batch with regrouped channels."""
+    return dataclasses.replace(batch, images_NHWC=regroup_images(batch.images_NHWC, regrouping))
 
 
 def batches_of(update: int, count: int, num_shards: int, shard: int, accumulation: int) -> list[Batch]:

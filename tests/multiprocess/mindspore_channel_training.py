@@ -8,15 +8,18 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 
+from convmesh.data.channels import regroup_images, regroup_scale
 from convmesh.engines.contract import Batch, Engine, TrainState, World
 from convmesh.engines.mindspore.channel_axis import channel_axis
 from convmesh.engines.mindspore.collectives import data_axis
 from convmesh.engines.mindspore.engine import MindSporeEngine
+from convmesh.engines.mindspore.regroup import regroup_channels
 from convmesh.engines.mindspore.state import export_network
 from convmesh.engines.mindspore.trace import trace
 from convmesh.engines.mindspore.verification import OneDevice
+from convmesh.geometry import ChannelRegrouping
 from convmesh.mesh import Mesh
 from convmesh.models.mindspore import build
 from convmesh.plan import Choice, Entry, Plan, resolve
@@ -83,9 +86,28 @@ class Drops(nn.Cell):
         return self.drop3(self.fc2(self.drop2(self.fc1(self.flatten(self.avgpool(x))))))
 
 
+class Stem(nn.Cell):
+    """As large networks begin: a stride of 2, and padding and kernel that do not divide by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 7, 2, pad_mode="pad", padding=3)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 8, 3, pad_mode="pad", padding=1, has_bias=True)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten()
+        self.fc = nn.Dense(8, 10)
+
+    def construct(self, x: Tensor) -> Tensor:
+        x = ops.tanh(self.conv2(ops.tanh(self.bn1(self.conv1(x)))))
+        return self.fc(self.flatten(self.avgpool(x)))
+
+
 def network_of(name: str) -> nn.Cell:
     """A network with equal initial weights wherever it is built."""
     ms.set_seed(1)
+    if name == "stem":
+        return Stem()
     if name in ("slopes", "drops"):
         return Slopes() if name == "slopes" else Drops()
     if name in NETWORKS:
@@ -95,16 +117,28 @@ def network_of(name: str) -> nn.Cell:
     return build("cnn-small", batch_norm=name == "cnn-small")
 
 
-def plan_for(name: str, sizes: Mapping[str, int], *, uneven: bool = False) -> Plan:
-    """The plan by rule for images of 12x12 pixels, in which no layer is too small; two of its layers may be uneven."""
-    graph = trace(network_of(name), (4, 3, 12, 12))
+def plan_for(
+    name: str, sizes: Mapping[str, int], *, uneven: bool = False, regroup: Mapping[str, Any] | None = None
+) -> Plan:
+    """The plan by rule for images of 12x12 pixels, in which no layer is too small; two of its layers may be uneven.
+
+    Of regrouped images every rank takes own channels: the first convolution is split by its inputs.
+    """
+    network, regrouping = network_of(name), ChannelRegrouping.of(3, **(regroup or {}))
+    if regroup is not None:
+        regroup_channels(network, regrouping, image_shape=(3, 12, 12))
+    graph = trace(network, (4, regrouping.num_regrouped, *regrouping.sizes((12, 12))))
     plan = plan_by_rule(graph, Mesh(sizes), min_multiply_adds=0)
-    if not uneven:
+    if not uneven and regroup is None:
         return plan
-    choices = {
-        "conv1": Choice(split="out_channels", partition=(5, 27)),
-        "conv2": Choice(split="in_channels", partition=(40, 24)),
-    }
+    choices = (
+        {"conv1": Choice(split="in_channels")}
+        if regroup is not None
+        else {
+            "conv1": Choice(split="out_channels", partition=(5, 27)),
+            "conv2": Choice(split="in_channels", partition=(40, 24)),
+        }
+    )
     entries = [Entry(pattern=name, axes={"channel": choice}) for name, choice in choices.items()]
     return dataclasses.replace(plan, entries=(*plan.entries, *entries))
 
@@ -127,17 +161,25 @@ def train(
     first_update: int = 0,
     infinite_on: int | None = None,
     loss_scale: float = 1.0,
+    regroup: Mapping[str, Any] | None = None,
     **parts: dict[str, Any],
 ) -> dict[str, Any]:
     """Trains for ``len(counts)`` updates; ``parts`` are sections of the run, with the plan's path in ``strategy``."""
     engine, placed = on_mesh(world, sizes)
     run = run_config(**parts)
-    step = engine.build_step(network_of(name), run, pixel_scale=SCALE)
+    network, scale = network_of(name), SCALE
+    regrouping = ChannelRegrouping.of(3, **regroup) if regroup is not None else None
+    if regrouping is not None:
+        network = engine.regroup_channels(network, regrouping, image_shape_HWC=(12, 12, 3))
+        scale = regroup_scale(SCALE, regrouping)
+    step = engine.build_step(network, run, pixel_scale=scale)
     if start is not None:
         step.import_state(start)
     losses, norms, overflows, states = [], [], [], []
     for update, count in enumerate(counts, start=first_update):
         batches = batches_of(update, count, placed.mesh.size("data"), placed.shard, run.strategy.accumulation)
+        if regrouping is not None:
+            batches = [regrouped(batch, regrouping) for batch in batches]
         if infinite_on == world.rank and update == 1:
             batches = [Batch(b.images_NHWC, b.labels_N, np.full_like(b.weights_N, 3e38)) for b in batches]
         result = step.update(
@@ -154,7 +196,8 @@ def train(
         states.append(step.export_state())
     check_sync(step.local_tensors(), all_gather=engine.all_gather, groups=placed.mesh.groups("data"))
     check_replicas(step, placed, engine)
-    evaluated = step.evaluate(batches_of(99, 8, 1, 0, 1)[0])
+    batch = batches_of(99, 8, 1, 0, 1)[0]
+    evaluated = step.evaluate(batch if regrouping is None else regrouped(batch, regrouping))
     return {
         "losses": losses,
         "norms": norms,
@@ -173,6 +216,11 @@ def check_replicas(step: Any, world: World, engine: MindSporeEngine) -> None:
     shards = step._split.shards if step._split is not None else {}
     whole = {name: array for name, array in step.local_tensors().items() if name not in shards}
     check_sync(whole, all_gather=engine.all_gather)
+
+
+def regrouped(batch: Batch, regrouping: ChannelRegrouping) -> Batch:
+    """The batch with regrouped channels."""
+    return dataclasses.replace(batch, images_NHWC=regroup_images(batch.images_NHWC, regrouping))
 
 
 def batches_of(update: int, count: int, num_shards: int, shard: int, accumulation: int) -> list[Batch]:

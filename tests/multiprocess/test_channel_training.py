@@ -31,7 +31,8 @@ def run_split(rank_pool: Pools, tmp_path: Path) -> Callable[..., list[dict[str, 
         settings = dict(strategy or {})
         if sizes.get("channel", 1) > 1 or "recompute" in settings:
             path = tmp_path / "plan.yaml"
-            path.write_text(dump_plan(cases.plan_for(name, sizes, settings.get("recompute", ()))))
+            plan = cases.plan_for(name, sizes, settings.get("recompute", ()), regroup=rest.get("regroup"))
+            path.write_text(dump_plan(plan))
             settings["plan"] = str(path)
         num_ranks = int(np.prod(list(sizes.values())))
         return rank_pool("torch", num_ranks).run(
@@ -123,6 +124,70 @@ def test_recomputed_blocks_equal_one_device(
     sent = {entry.kind: (entry.number, entry.num_bytes) for entry in answers[0]["collectives"]
             if entry.axis == "channel" and entry.purpose == "activations"}  # fmt: skip
     assert sent == told
+
+
+SPACE_TO_DEPTH = {"space_to_depth": 2, "order": [*range(0, 12, 4), *range(1, 12, 4), *range(2, 12, 4), 3, 7, 11]}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "regroup", "parts"),
+    [
+        ("stem", MESHES[1], {"space_to_depth": 2}, {"optimizer": {"clip_norm": 0.3, "weight_decay": 0.1}}),
+        ("stem", MESHES[1], SPACE_TO_DEPTH, {"optimizer": {"name": "adamw", "weight_decay": 0.1, "clip_norm": 0.3}}),
+        (
+            "stem",
+            MESHES[2],
+            {"space_to_depth": 2, "pad_to": 13},
+            {
+                "strategy": {"optimizer_sharding": True, "accumulation": 2, "bucket_bytes": 2000},
+                "optimizer": {"name": "adamw", "clip_norm": 0.3, "weight_decay": 0.1},
+                "counts": (16, 16, 3),
+            },
+        ),
+        ("cnn-small", MESHES[1], {"pad_to": 4}, {"optimizer": {"clip_norm": 0.3}}),
+        ("stem", {"data": 2}, {"space_to_depth": 2}, {"strategy": {"optimizer_sharding": True}}),
+    ],
+    ids=["blocks", "blocks-in-order-adamw", "two-axes-uneven", "padded", "samples-only"],
+)
+def test_regrouped_images_equal_one_device_without_regrouping(
+    run_split: Callable[..., Any],
+    name: str,
+    sizes: Mapping[str, int],
+    regroup: Mapping[str, Any],
+    parts: dict[str, Any],
+) -> None:
+    answers = run_split(sizes, name, regroup=regroup, dtype="float64", **parts)
+    losses, expected = cases.train_alone(name=name, num_shards=sizes["data"], dtype="float64", **parts)
+    for answer in answers:
+        np.testing.assert_allclose(answer["losses"], losses, rtol=1e-9)
+        assert difference(_learned(answer["states"][-1].network), _learned(expected)) < (1e-9, "")
+        assert answer["num_parameters"] == sum(p.numel() for p in cases.network_of(name, "float64").parameters())
+    whole = run_split({"data": 1}, name, dtype="float64", **{**parts, "strategy": {}})[0]
+    if "counts" not in parts:
+        np.testing.assert_allclose(answers[0]["norms"][0] or 0, whole["norms"][0] or 0, rtol=1e-9)
+
+
+def test_a_state_moves_between_regrouped_images_and_others(run_split: Callable[..., Any]) -> None:
+    parts: dict[str, Any] = {
+        "dtype": "float64",
+        "optimizer": {"name": "adamw", "learning_rate": 0.01},
+        "train": {"weight_average": 0.5},
+    }
+    # Batch norm sees all samples of an update on each of these meshes.
+    ways: list[tuple[Mapping[str, int], Any]] = [
+        ({"data": 1}, None),
+        (MESHES[1], {"space_to_depth": 2}),
+        (MESHES[0], {"pad_to": 4}),
+    ]
+    whole = run_split({"data": 1}, "stem", counts=(16,) * 4, **parts)[0]
+    for (first, regroup), (then, other) in zip(ways, [*ways[1:], ways[0]], strict=True):
+        half = run_split(first, "stem", regroup=regroup, counts=(16,) * 2, **parts)[0]["states"][-1]
+        answer = run_split(then, "stem", regroup=other, counts=(16,) * 2, start=half, first_update=2, **parts)[0]
+        end, last = answer["states"][-1], whole["states"][-1]
+        assert difference(_learned(end.network), _learned(last.network)) < (1e-9, "")
+        assert difference(end.optimizer, last.optimizer) < (1e-9, "")
+        assert difference(_learned(end.average), _learned(last.average)) < (1e-9, "")
+        np.testing.assert_allclose(answer["eval_loss"], whole["eval_loss"], rtol=1e-9)
 
 
 def _learned(tensors: Arrays) -> Arrays:

@@ -47,7 +47,8 @@ def run_split(rank_pool: Pools, tmp_path: Path) -> Callable[..., list[dict[str, 
         settings = dict(strategy or {})
         if sizes.get("channel", 1) > 1:
             path = tmp_path / "plan.yaml"
-            path.write_text(dump_plan(cases.plan_for(name, sizes, uneven=uneven)))
+            plan = cases.plan_for(name, sizes, uneven=uneven, regroup=rest.get("regroup"))
+            path.write_text(dump_plan(plan))
             settings["plan"] = str(path)
         num_ranks = int(np.prod(list(sizes.values())))
         return rank_pool("mindspore", num_ranks).run(
@@ -118,6 +119,26 @@ def test_two_axes_equal_one_device(run_split: Callable[..., Any], parts: dict[st
     for answer in answers:
         np.testing.assert_allclose(answer["losses"], losses, rtol=1e-5)
         assert difference(answer["states"][-1].network, expected) < (1e-4, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "regroup", "parts"),
+    [
+        ("stem", {"space_to_depth": 2}, {"optimizer": {"clip_norm": 0.3, "weight_decay": 0.1}}),
+        ("stem", {"space_to_depth": 2, "pad": 1}, {"optimizer": {"name": "adamw", "learning_rate": 0.001}}),
+        ("cnn-small", {"pad_to": 4, "order": [1, 3, 0, 2]}, {"optimizer": {"clip_norm": 0.3}}),
+    ],
+    ids=["blocks", "blocks-uneven-adamw", "padded"],
+)
+def test_regrouped_images_equal_one_device_without_regrouping(
+    run_split: Callable[..., Any], name: str, regroup: Mapping[str, Any], parts: dict[str, Any]
+) -> None:
+    answers = run_split({"data": 1, "channel": 4}, name, regroup=regroup, **parts)
+    losses, expected = cases.train_alone(name=name, **parts)
+    for answer in answers:
+        np.testing.assert_allclose(answer["losses"], losses, rtol=1e-5)
+        assert difference(answer["states"][-1].network, expected) < (1e-4, "")
+        assert answer["num_parameters"] == sum(p.size for p in cases.network_of(name).trainable_params())
 
 
 def test_each_rank_holds_its_part_of_parameters_and_optimizer(run_split: Callable[..., Any]) -> None:

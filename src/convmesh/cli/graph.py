@@ -66,7 +66,7 @@ def read_graph(
     """Builds the network of a run and reads its graph.
 
     Args:
-        run: The run; of its data only the shape of the images and the number of classes are used.
+        run: The run; of its data the shape of the images, the number of classes and regrouped channels are used.
         batch: Samples of the batch that shapes are for.
         image_shape_HWC: Shape of the images; default the data's.
         num_classes: Number of classes; default the data's.
@@ -78,6 +78,7 @@ def read_graph(
         DataError: If shape or classes are not given and the data is missing.
         ConvMeshError: If the network can't be built or read.
     """
+    from convmesh.data.channels import regrouped_shape, regrouping_of
     from convmesh.engines import load_engine
     from convmesh.engines.tracing import trace
 
@@ -85,9 +86,13 @@ def read_graph(
     if image_shape_HWC is None or num_classes is None:
         shape_HWC, count = _of_data(run)
         image_shape_HWC, num_classes = image_shape_HWC or shape_HWC, num_classes or count
-    height, width, num_channels = image_shape_HWC
+    num_channels = image_shape_HWC[2]
     model = dataclasses.replace(run.model, weights=None)  # A graph has no values.
     network = engine.build_network(model, num_classes=num_classes, num_channels=num_channels, seed=run.train.seed)
+    regrouping = regrouping_of(run.data.channels, image_shape_HWC=image_shape_HWC)
+    if regrouping is not None:
+        network = engine.regroup_channels(network, regrouping, image_shape_HWC=image_shape_HWC)
+    height, width, num_channels = regrouped_shape(regrouping, image_shape_HWC)
     return trace(network, (batch, num_channels, height, width))
 
 

@@ -63,6 +63,20 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True, config=_STRICT, kw_only=True)
+class ChannelsConfig:
+    """Channels of the images, regrouped after everything else; the first convolution is changed to compute the same."""
+
+    space_to_depth: Positive = 1
+    """Move the pixels of blocks of this side into channels: 2 makes 12x112x112 of 3x224x224 (1: off)."""
+    pad: NotNegative = 0
+    """Add this many zero channels."""
+    pad_to: Positive | None = None
+    """Add zero channels until there are this many."""
+    order: tuple[NotNegative, ...] | None = None
+    """Which channel stands at each place in the end, zero channels included: ``[2, 1, 0]`` makes BGR of RGB."""
+
+
+@dataclass(frozen=True, config=_STRICT, kw_only=True)
 class DataConfig:
     """Where samples come from and in which order ranks see them."""
 
@@ -88,6 +102,8 @@ class DataConfig:
     """The range that uint8 pixels have when mean and std are applied."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     """Random changes to training images."""
+    channels: ChannelsConfig = field(default_factory=ChannelsConfig)
+    """How channels are regrouped, so that they divide over the ranks of the channel axis."""
     num_workers: NotNegative = 0
     """Data workers per rank; 0 prepares batches in the training process."""
     on_error: Literal["fail", "skip"] = "fail"

@@ -13,13 +13,15 @@ import numpy.typing as npt
 
 from convmesh.config.schema import DataConfig
 from convmesh.data.batching import spread_positions
+from convmesh.data.channels import regroup_scale, regrouped_shape, regrouping_of
 from convmesh.data.files import cache_root
 from convmesh.data.prepared import MANIFEST, open_prepared
 from convmesh.data.sources import cifar10, image_folder
 from convmesh.data.sources.base import ArraySource, Source
 from convmesh.data.sources.idx import idx_sources
 from convmesh.engines.contract import PixelScale
-from convmesh.errors import ConfigError, ConvMeshError, DataError, raise_all
+from convmesh.errors import ConfigError, ConvMeshError, DataError, MistakeList, raise_all
+from convmesh.geometry.regrouping import ChannelRegrouping
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -33,8 +35,9 @@ class DataSets:
         eval: Evaluation samples.
         class_names: Names of the classes.
         num_channels: Channels of the images.
-        image_shape_HWC: Shape of the images that the network sees.
-        pixel_scale: How pixels become the network's input.
+        image_shape_HWC: Shape of the images, before their channels are regrouped.
+        pixel_scale: How pixels become the network's input, per channel that the network sees.
+        regrouping: How channels are regrouped, or None.
     """
 
     train: Source
@@ -43,6 +46,12 @@ class DataSets:
     num_channels: int
     image_shape_HWC: tuple[int, int, int]
     pixel_scale: PixelScale
+    regrouping: ChannelRegrouping | None = None
+
+    @property
+    def network_shape_HWC(self) -> tuple[int, int, int]:  # noqa: N802 - carries its shape
+        """Shape of the images that the network sees."""
+        return regrouped_shape(self.regrouping, self.image_shape_HWC)
 
 
 def open_data(config: DataConfig) -> DataSets:
@@ -73,14 +82,23 @@ def open_data(config: DataConfig) -> DataSets:
             )
             continue
         subsets.append(source if wanted is None else source.subset(even_subset(source.labels_N, num_taken=wanted)))
+    shape_HWC, regrouping = _image_shape(config, train), None
+    try:
+        regrouping = regrouping_of(config.channels, image_shape_HWC=shape_HWC)
+    except MistakeList as found:
+        errors += found.errors
+    except ConfigError as found:
+        errors.append(found)
     raise_all(errors)
+    scale = _pixel_scale(config, train)
     return DataSets(
         train=subsets[0],
         eval=subsets[1],
         class_names=train.class_names,
         num_channels=train.num_channels,
-        image_shape_HWC=_image_shape(config, train),
-        pixel_scale=_pixel_scale(config, train),
+        image_shape_HWC=shape_HWC,
+        pixel_scale=scale if regrouping is None else regroup_scale(scale, regrouping),
+        regrouping=regrouping,
     )
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from convmesh.config.schema import AugmentConfig, RunConfig
 from convmesh.data.batching import Batching, eval_ids
+from convmesh.data.channels import regroup_images
 from convmesh.data.open import DataSets
 from convmesh.data.randomness import sample_uniforms
 from convmesh.data.samplers import make_sampler
@@ -197,7 +198,7 @@ class EvalReader:
         readable_N = np.ones(len(ids), dtype=np.bool_)
         if not self._skips or isinstance(self._source, ArraySource):
             return self._images.read(ids, 0), readable_N
-        images = np.zeros((len(ids), *self._images.shape_HWC), dtype=np.uint8)
+        images = np.zeros((len(ids), *self._images.network_shape_HWC), dtype=np.uint8)
         for index, sample_id in enumerate(ids):
             try:
                 images[index] = self._images.read(np.array([sample_id]), 0)[0]
@@ -207,23 +208,26 @@ class EvalReader:
 
 
 class _ImageReader:
-    """Reads images at the size that the network sees, augmented."""
+    """Reads images as the network sees them: sized, augmented, their channels regrouped."""
 
     def __init__(self, datasets: DataSets, source: Source, *, augment: AugmentConfig, seed: int) -> None:
         self.shape_HWC = datasets.image_shape_HWC
+        self.network_shape_HWC = datasets.network_shape_HWC
+        self._regrouping = datasets.regrouping
         self._source = source
         self._augment = augment
         self._seed = seed
 
     def read(self, ids: Ids, epoch: int) -> Images:
-        """Reads samples of an epoch as uint8 (N, H, W, C)."""
+        """Reads samples of an epoch as uint8 (N, H, W, C), of ``network_shape_HWC``."""
         augment = self._augment
         num_each = NUM_SHIFT + (NUM_RESIZED_CROP if augment.random_resized_crop else 0)
         uniforms_NK = sample_uniforms(ids, num_each=num_each, seed=self._seed, epoch=epoch)
         images = self._sized(ids, uniforms_NK[:, NUM_SHIFT:])
-        return crop_and_flip(
+        images = crop_and_flip(
             images, padding=augment.crop_padding, flip=augment.flip, uniforms_NK=uniforms_NK[:, :NUM_SHIFT]
         )
+        return images if self._regrouping is None else regroup_images(images, self._regrouping)
 
     def _sized(self, ids: Ids, uniforms_NK: Uniforms) -> Images:
         source = self._source

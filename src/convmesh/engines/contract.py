@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from convmesh.config.schema import ModelConfig, RunConfig
 from convmesh.errors import ConvMeshError
+from convmesh.geometry.regrouping import ChannelRegrouping
 from convmesh.mesh import Mesh
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -295,6 +296,28 @@ class Engine(Protocol):
 
         Raises:
             ModelError: If the factory fails or weights are missing or unexpected; names are listed.
+        """
+        ...
+
+    def regroup_channels(
+        self, network: Any, regrouping: ChannelRegrouping, *, image_shape_HWC: tuple[int, int, int]
+    ) -> Any:
+        """Makes a network take regrouped images and compute from them what it computed from the images.
+
+        States that steps export and take over stay those of the network before.
+
+        Args:
+            network: Changed in place.
+            regrouping: Of the images' channels.
+            image_shape_HWC: Shape of the images before.
+
+        Returns:
+            The network.
+
+        Raises:
+            ConfigError: If the regrouping does not fit the images or the convolution that takes them.
+            ModelError: If something else than one convolution takes the images.
+            MistakeList: If several things are wrong.
         """
         ...
 

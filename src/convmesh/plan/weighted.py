@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from convmesh.errors import ConfigError, ConvMeshError
@@ -12,6 +13,7 @@ from convmesh.plan.partitions import Lists
 from convmesh.plan.placement import Change, ParameterShard, Placement, Replicate, Shard, change_between
 from convmesh.plan.plan import CHANNEL_SPLITS, Choice
 from convmesh.plan.resolved import Resolved
+from convmesh.plan.ways_out import regrouping_ways
 
 WEIGHTED = ("convolution", "dense")
 """Kinds whose weight mixes channels."""
@@ -95,7 +97,8 @@ def refusals(graph: Graph, node: Node, choice: Choice, *, num_ranks: int) -> lis
         needed.append("out_channels")
     short = next((name for name in needed if numbers[name] < num_ranks), None)
     if short is not None:
-        return [_too_few(node, short, numbers, num_ranks)]
+        more = regrouping_ways(graph, node, num_ranks) if short == "in_channels" else []
+        return [_too_few(node, short, numbers, num_ranks, more)]
     made = "out_channels" if node.kind in WEIGHTED else "channels"
     return [] if choice.split == "groups" else _wrong_partition(node, choice, numbers[made], num_ranks)
 
@@ -210,7 +213,9 @@ def _by_groups(layer: Weighted, source: Placement, num_ranks: int, wanted: Place
     )
 
 
-def _too_few(node: Node, split: str, numbers: dict[str, int], num_ranks: int) -> ConfigError:
+def _too_few(
+    node: Node, split: str, numbers: dict[str, int], num_ranks: int, regroupings: Sequence[str]
+) -> ConfigError:
     ways = [f"keep it whole with '{node.name}: {{channel: whole}}'"]
     other = next((name for name in ("out_channels", "in_channels") if numbers.get(name, 0) >= num_ranks), None)
     if other == "in_channels":
@@ -219,6 +224,7 @@ def _too_few(node: Node, split: str, numbers: dict[str, int], num_ranks: int) ->
         ways.insert(0, f"split it with '{node.name}: {{channel: {other}}}'")
     if numbers[split] > 1:
         ways.append(f"use {numbers[split]} ranks on the axis 'channel'")
+    ways = [*regroupings, *ways]
     text = ", or ".join(ways)
     return ConfigError(
         f"{node.name} has too few channels to be split by '{split}'",

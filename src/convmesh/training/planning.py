@@ -49,7 +49,7 @@ def plan_run(run: RunConfig, *, mesh: Mesh, datasets: DataSets) -> RunPlan:
         ConvMeshError: If the network can't be built or read, or the plan doesn't fit it; several mistakes are listed
             together as a ``MistakeList``.
     """
-    network = _build(load_engine(run.engine), run, datasets)
+    network = make_network(load_engine(run.engine), run, datasets)
     graph = _trace(network, run, mesh, datasets)
     mistakes: list[ConvMeshError] = [*_wrong_output(graph, datasets)]
     plan = plan_by_rule(graph, mesh) if mesh.size(CHANNEL) > 1 else Plan(mesh=mesh)
@@ -86,22 +86,39 @@ def build_network(engine: Engine, run: RunConfig, datasets: DataSets) -> Any:
     Raises:
         ModelError: If it can't be built, or does not fit the data.
     """
-    network = _build(engine, run, datasets)
+    network = make_network(engine, run, datasets)
     num_classes = len(datasets.class_names)
-    width = engine.output_width(network, image_shape_HWC=datasets.image_shape_HWC)
+    width = engine.output_width(network, image_shape_HWC=datasets.network_shape_HWC)
     if width != num_classes:
         raise _wrong_output_error(f"{width} outputs", num_classes)
     return network
 
 
-def _build(engine: Engine, run: RunConfig, datasets: DataSets) -> Any:
-    return engine.build_network(
+def make_network(engine: Engine, run: RunConfig, datasets: DataSets) -> Any:
+    """Builds the network of a run, for regrouped channels if the run asks for them.
+
+    Args:
+        engine: Started or not.
+        run: The run.
+        datasets: Its data.
+
+    Returns:
+        The network, with the initial weights that it has without regrouping.
+
+    Raises:
+        ConvMeshError: If it can't be built, or can't take regrouped images; several mistakes are listed together as a
+            ``MistakeList``.
+    """
+    network = engine.build_network(
         run.model, num_classes=len(datasets.class_names), num_channels=datasets.num_channels, seed=run.train.seed
     )
+    if datasets.regrouping is None:
+        return network
+    return engine.regroup_channels(network, datasets.regrouping, image_shape_HWC=datasets.image_shape_HWC)
 
 
 def _trace(network: Any, run: RunConfig, mesh: Mesh, datasets: DataSets) -> Graph:
-    height, width, num_channels = datasets.image_shape_HWC
+    height, width, num_channels = datasets.network_shape_HWC
     num_samples = max(1, run.train.global_batch // (mesh.size("data") * run.strategy.accumulation))
     return trace(network, (num_samples, num_channels, height, width))
 

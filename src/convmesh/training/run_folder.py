@@ -27,7 +27,7 @@ _MAY_CHANGE = {
         "keep",
         "check_sync_every",
     },
-    "data": {"num_workers", "path", "on_error"},
+    "data": {"num_workers", "path", "on_error", "channels"},
 }
 
 _FREE_SPACE = "Free disk space or mend its permissions; what was saved before is intact"

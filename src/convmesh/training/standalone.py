@@ -1,15 +1,18 @@
-"""Checkpoints, the synchronisation check and split networks for a training loop of your own."""
+"""Checkpoints, the synchronisation check, regrouped and split networks for a training loop of your own."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from convmesh.engines import engine_of, has_part
 from convmesh.engines.contract import Arrays, TrainState
 from convmesh.errors import CheckpointError, EngineError
+from convmesh.geometry.regrouping import ChannelRegrouping
 from convmesh.plan import Plan
 from convmesh.training import checkpoint as files
 from convmesh.training import sync
@@ -36,9 +39,10 @@ def save_checkpoint(folder: str | Path, network: Any, optimizer: Any = None, *, 
     """
     engine = engine_of(network)
     state = _part(engine, "state")
+    whole = _converter(network, "to_original")
     tensors = TrainState(
-        network=state.export_network(network),
-        optimizer=state.export_optimizer(optimizer, network) if optimizer is not None else {},
+        network=whole(state.export_network(network)),
+        optimizer=whole(state.export_optimizer(optimizer, network)) if optimizer is not None else {},
         num_updates=update,
     )
     progress = files.Progress(update=update)
@@ -67,9 +71,10 @@ def load_checkpoint(path: str | Path, network: Any, optimizer: Any = None) -> in
     state = _part(engine_of(network), "state")
     if optimizer is not None and not found.state.optimizer:
         raise CheckpointError(f"the checkpoint {found.path} holds no optimizer state", fix="Load it without optimizer")
-    state.import_network(network, found.state.network)
+    own = _converter(network, "to_regrouped")
+    state.import_network(network, own(found.state.network))
     if optimizer is not None:
-        state.import_optimizer(optimizer, network, found.state.optimizer)
+        state.import_optimizer(optimizer, network, own(found.state.optimizer))
     return found.progress.update
 
 
@@ -89,6 +94,51 @@ def check_sync(network: Any, *, when: str = "now", all_gather: Callable[[Any], l
     engine = engine_of(network)
     gather = all_gather or _part(engine, "collectives").gather_values
     sync.check_sync(_part(engine, "state").export_network(network), all_gather=gather, when=when)
+
+
+def regroup_channels(network: Any, regrouping: ChannelRegrouping, example: Sequence[int]) -> Any:
+    """Makes a network take images with regrouped channels, and compute from them what it computed from the images.
+
+    Call it before an optimizer is made, and before ``parallelize``; hand every batch to ``regroup_images`` first.
+    Checkpoints and ``gather_state`` hold the weights of the network before.
+
+    Args:
+        network: An ``nn.Cell`` or ``nn.Module``; its first convolution is replaced in place.
+        regrouping: For example ``ChannelRegrouping.of(3, space_to_depth=2)``.
+        example: Shape of a batch before, like ``(2, 3, 224, 224)``; any number of samples that the network takes.
+
+    Returns:
+        The network.
+
+    Raises:
+        ConfigError: If the regrouping does not fit the images or the convolution that takes them.
+        EngineError: If this is not a network of a known engine.
+        ModelError: If something else than one convolution takes the images.
+        MistakeList: If several things are wrong.
+    """
+    num_samples, *image_shape = example
+    regroup = _part(engine_of(network), "regroup").regroup_channels
+    return regroup(network, regrouping, image_shape=tuple(image_shape), num_samples=num_samples)
+
+
+def regroup_images(images: Any, regrouping: ChannelRegrouping) -> Any:
+    """Regroups the channels of a batch.
+
+    Args:
+        images: An array or a tensor of PyTorch or MindSpore, (N, C, then the spatial dims), scaled: zero channels hold
+            the number 0.
+        regrouping: Of their channels.
+
+    Returns:
+        The same kind, (N, regrouped channels, then the sizes in blocks).
+
+    Raises:
+        ConfigError: If the images have other channels, or do not divide into blocks.
+        EngineError: If this is no batch of a known engine.
+    """
+    if isinstance(images, np.ndarray):
+        return regrouping.images(images)
+    return _part(engine_of(images), "regroup").regroup_images(images, regrouping)
 
 
 def parallelize(network: Any, plan: Plan) -> Any:
@@ -144,6 +194,12 @@ def gather_state(network: Any) -> Arrays:
     """
     arrays: Arrays = _split_part(network).gather_state(network)
     return arrays
+
+
+def _converter(network: Any, way: str) -> Callable[[Arrays], Arrays]:
+    """From tensors of a network to those of the network before its images were regrouped, or back."""
+    layer = _part(engine_of(network), "regroup").regrouped_of(network)
+    return dict if layer is None else getattr(layer, way)
 
 
 def _split_part(network: Any) -> Any:

@@ -5,6 +5,7 @@ The run folder holds ``exercise.json``, which says what to do. Each rank leaves 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import sys
@@ -16,11 +17,13 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from convmesh.config import RunConfig
+from convmesh.config.schema import ChannelsConfig
 from convmesh.data.open import open_data
 from convmesh.data.reader import TrainReader
 from convmesh.engines import load_engine
 from convmesh.engines.contract import Batch, CollectiveCount, Exercise, Observation, World
 from convmesh.training import worker
+from convmesh.training.planning import make_network
 from convmesh.training.run_folder import RunFolder, write_json
 from convmesh.training.sync import check_sync
 
@@ -77,13 +80,11 @@ def run_exercise(run: RunConfig, *, world: World, folder: RunFolder) -> None:
     engine = load_engine(run.engine)
     engine.start(world)
     try:
+        if task.one_device:
+            # What is compared with knows nothing of regrouped channels either.
+            run = dataclasses.replace(run, data=dataclasses.replace(run.data, channels=ChannelsConfig()))
         datasets = open_data(run.data)
-        network = engine.build_network(
-            run.model,
-            num_classes=len(datasets.class_names),
-            num_channels=datasets.num_channels,
-            seed=run.train.seed,
-        )
+        network = make_network(engine, run, datasets)
         shards = range(task.num_shards) if task.one_device else [world.shard]
         readers = [TrainReader(datasets, run, num_shards=task.num_shards, shard=shard) for shard in shards]
         exercise = Exercise(

@@ -24,6 +24,7 @@ from convmesh.engines.mindspore.objective import compute_in_half
 from convmesh.engines.mindspore.state import named_parameters
 from convmesh.engines.mindspore.train_step import DTYPES, MindSporeTrainStep
 from convmesh.errors import ConfigError, EngineError, ModelError, brief
+from convmesh.geometry.regrouping import ChannelRegrouping
 from convmesh.mesh import Mesh
 from convmesh.plan.load import load_plan
 
@@ -78,6 +79,21 @@ class MindSporeEngine:
             ModelError: If the network can't take such an image, or its output is not (N, classes).
         """
         return networks.output_width(network, image_shape_HWC=image_shape_HWC)
+
+    def regroup_channels(
+        self, network: nn.Cell, regrouping: ChannelRegrouping, *, image_shape_HWC: tuple[int, int, int]
+    ) -> nn.Cell:
+        """Makes a network take regrouped images; see `convmesh.engines.contract.Engine.regroup_channels`.
+
+        Raises:
+            ConfigError: If the regrouping does not fit the images or the convolution that takes them.
+            ModelError: If something else than one convolution takes the images.
+            MistakeList: If several things are wrong.
+        """
+        from convmesh.engines.mindspore.regroup import regroup_channels
+
+        height, width, num_channels = image_shape_HWC
+        return regroup_channels(network, regrouping, image_shape=(num_channels, height, width))
 
     def build_step(self, network: nn.Cell, run: RunConfig, *, pixel_scale: PixelScale) -> MindSporeTrainStep:
         """Makes a network trainable: broadcasts its parameters and buffers from the first rank, sets up the optimizer.

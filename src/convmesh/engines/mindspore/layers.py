@@ -50,6 +50,7 @@ class ShardedWeighted(nn.Cell):
         self.has_bias = bias is not None
         self.adds_bias_last = resolved.split == "in_channels"
         self.bias_shape = (1, -1, *[1] * (num_dims - 2))
+        self.has_zeros = False
         self.text = f"{node.name}, {resolved.split}"
 
     def construct(self, x: Tensor) -> Tensor:
@@ -61,8 +62,9 @@ class ShardedWeighted(nn.Cell):
         Returns:
             (N, channels, ...) as the plan places it.
         """
+        weight = self.keep_zeros(self.kernel) if self.has_zeros else self.kernel
         # Within branches MindSpore does not cast parameters to the half type in which the layer computes.
-        weight = ops.cast(self.kernel, x.dtype)
+        weight = ops.cast(weight, x.dtype)
         y = self.before(x, weight) if self.gathers_again else self.operator(self.before(x), weight)
         if self.has_bias and not self.adds_bias_last:
             y = y + ops.cast(ops.reshape(self.shift, self.bias_shape), y.dtype)
@@ -70,6 +72,11 @@ class ShardedWeighted(nn.Cell):
         if self.has_bias and self.adds_bias_last:
             y = y + ops.cast(ops.reshape(self.shift, self.bias_shape), y.dtype)
         return y
+
+    def keep_zeros_by(self, keeper: nn.Cell) -> None:
+        """Passes the weight through a function that keeps some of its zeros."""
+        hide(self, keep_zeros=keeper)
+        self.has_zeros = True
 
     def extend_repr(self) -> str:
         """The operator and its split."""
@@ -153,16 +160,8 @@ class Convolution(nn.Cell):
         self.is_lifted = num_lifted > 0
         self.is_transposed = bool(attributes["transposed"])
         self.size = (1,) * num_lifted + output_size
-        pads = [0, 0] * num_lifted + [size for pair in attributes["padding"] for size in pair]
         self.num_out = weight.shape[1] * groups if self.is_transposed else weight.shape[0]
-        self.convolve = _primitive(
-            weight.shape,
-            pads=tuple(pads),
-            stride=(1,) * num_lifted + tuple(attributes["stride"]),
-            dilation=(1,) * num_lifted + tuple(attributes["dilation"]),
-            groups=groups,
-            transposed=self.is_transposed,
-        )
+        self.convolve = convolution_primitive(attributes, tuple(weight.shape), groups=groups)
 
     def construct(self, x: Tensor, weight: Tensor) -> Tensor:
         """The output without bias.
@@ -202,21 +201,25 @@ def operator_of(node: Node, weight: Parameter, *, groups: int = 1) -> nn.Cell:
     return Convolution(node.attributes, weight, groups=groups, output_size=tuple(node.shape[2:]))
 
 
-def _primitive(
-    shape: tuple[int, ...],
-    *,
-    pads: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-    transposed: bool,
-) -> Any:
+def convolution_primitive(attributes: Mapping[str, Any], shape: tuple[int, ...], *, groups: int) -> Any:
+    """MindSpore's primitive of a convolution.
+
+    Args:
+        attributes: As `convmesh.graph.kinds.convolution` makes them.
+        shape: Of this rank's part of the weight, in the layout of MindSpore's cells.
+        groups: Groups of this rank.
+
+    Returns:
+        The primitive; a 1-D convolution's works on images of one row.
+    """
+    num_lifted = len(shape) - 2 - len(attributes["kernel"])
+    transposed = bool(attributes["transposed"])
     settings: dict[str, Any] = {
         "kernel_size": tuple(shape[2:]),
         "pad_mode": "pad",
-        "pad": pads,
-        "stride": stride,
-        "dilation": dilation,
+        "pad": (0, 0) * num_lifted + tuple(size for pair in attributes["padding"] for size in pair),
+        "stride": (1,) * num_lifted + tuple(attributes["stride"]),
+        "dilation": (1,) * num_lifted + tuple(attributes["dilation"]),
         "group": groups,
     }
     if len(shape) == 5:

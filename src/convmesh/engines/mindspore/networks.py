@@ -42,7 +42,9 @@ def build_network(model: ModelConfig, *, num_classes: int, num_channels: int, se
     # Parameters that are drawn lazily get their values here, while the seed is fresh.
     network.init_parameters_data()
     if model.weights is not None:
-        import_network(network, read_weights(Path(model.weights)), error=ModelError, source=model.weights)
+        import_network(
+            network, read_weights(Path(model.weights)), error=ModelError, source=model.weights, compiled=False
+        )
     return network
 
 

@@ -11,10 +11,11 @@ from mindspore import Tensor, nn, ops
 
 from convmesh.engines.contract import PixelScale
 from convmesh.engines.mindspore.layers import ShardedWeighted
+from convmesh.engines.mindspore.regroup import RegroupedConvolution
 
 _COMPUTING = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Conv1dTranspose, nn.Conv2dTranspose, nn.Conv3dTranspose, nn.Dense,
-    ShardedWeighted,
+    ShardedWeighted, RegroupedConvolution,
 )  # fmt: skip
 _NORMS = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d,

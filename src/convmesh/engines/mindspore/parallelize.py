@@ -21,6 +21,7 @@ from convmesh.engines.mindspore.layers import ShardedWeighted
 from convmesh.engines.mindspore.layers_local import DROPOUTS, ShardedDropout, narrow_norm
 from convmesh.engines.mindspore.own_loop import Reduction, own_world
 from convmesh.engines.mindspore.redistribution import redistribution
+from convmesh.engines.mindspore.regroup import regrouped_of, replace_cell, zeros_keeper
 from convmesh.engines.mindspore.state import export_network, named_parameters
 from convmesh.engines.mindspore.trace import trace
 from convmesh.errors import ConfigError, ConvMeshError, ModelError, raise_all
@@ -28,6 +29,7 @@ from convmesh.graph import Node
 from convmesh.plan import Plan, Resolved, ResolvedPlan, resolve
 from convmesh.plan.network import plan_mismatches
 from convmesh.plan.placement import ParameterShard, Shard
+from convmesh.plan.regrouping import RegroupedLayer
 from convmesh.plan.weighted import WEIGHTED
 
 
@@ -100,9 +102,10 @@ def gather_state(network: nn.Cell) -> Arrays:
     Returns:
         Arrays by name.
     """
-    split = split_of(network)
+    split, layer = split_of(network), regrouped_of(network)
     tensors = export_network(network)
-    return tensors if split is None else split.gather(tensors)
+    tensors = tensors if split is None else split.gather(tensors)
+    return tensors if layer is None else layer.to_original(tensors)
 
 
 _DATA_AXIS, _REDUCTION = "convmesh_data_axis", "convmesh_reduction"
@@ -142,12 +145,14 @@ def apply(network: nn.Cell, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.Cel
     for node in resolved.graph:
         entry = resolved.operators[node.name]
         if node.kind in WEIGHTED and entry.split != "whole":
-            _replace(cells, node.module, ShardedWeighted(node, entry, axis, dict(cells[node.module]._params)))
+            cell = ShardedWeighted(node, entry, axis, dict(cells[node.module]._params))
+            _keep_zeros(cell, node, entry, regrouped_of(network), axis)
+            replace_cell(cells, node.module, cell)
             continue
         taken = _taken(entry)
         if isinstance(taken, Shard):
             if node.kind == "dropout":
-                _replace(cells, node.module, ShardedDropout(cells[node.module], taken, axis, node))
+                replace_cell(cells, node.module, ShardedDropout(cells[node.module], taken, axis, node))
             elif node.kind in ("batch_norm", "group_norm", "instance_norm"):
                 narrow_norm(cells[node.module], taken, axis)
         if entry.before.kind != "none" or entry.after.kind != "none":
@@ -205,16 +210,18 @@ def _cut(parameter: Parameter, part: np.ndarray) -> None:
     parameter.set_data(Tensor(part, parameter.dtype), slice_shape=True)
 
 
-def _replace(cells: dict[str, nn.Cell], path: str, cell: nn.Cell) -> None:
-    old = cells[path]
-    cell.set_train(old.training)
-    where, _, leaf = path.rpartition(".")
-    parent = cells[where]
-    # Not by setattr, which would give the parameters a second prefix.
-    parent._cells[leaf] = cell
-    if hasattr(parent, "cell_list"):
-        parent.cell_list = list(parent._cells.values())
-    cells[path] = cell
+def _keep_zeros(
+    cell: ShardedWeighted, node: Node, entry: Resolved, layer: RegroupedLayer | None, axis: ChannelAxis
+) -> None:
+    if layer is None or layer.node.name != node.name or not layer.convolution.num_zeros:
+        return
+    shard = entry.shards[layer.weight]
+
+    def own(is_weight: np.ndarray) -> np.ndarray:
+        part: np.ndarray = axis.own(is_weight, shard.lists, dim=shard.dim)
+        return part
+
+    cell.keep_zeros_by(zeros_keeper(layer, cell.kernel, own=own))
 
 
 def _change_at_border(cell: nn.Cell, entry: Resolved, axis: ChannelAxis) -> None:

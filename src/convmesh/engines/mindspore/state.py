@@ -72,7 +72,12 @@ def export_network(network: nn.Cell) -> Arrays:
 
 
 def import_network(
-    network: nn.Cell, arrays: Arrays, *, error: type[ConvMeshError] = CheckpointError, source: str = "the checkpoint"
+    network: nn.Cell,
+    arrays: Arrays,
+    *,
+    error: type[ConvMeshError] = CheckpointError,
+    source: str = "the checkpoint",
+    compiled: bool = True,
 ) -> None:
     """Copies arrays into a network, in place; compiled graphs see the new values.
 
@@ -81,13 +86,19 @@ def import_network(
         arrays: One array for each parameter and buffer by neutral name; ``num_batches_tracked`` is ignored.
         error: Type of the error.
         source: Where the arrays are from, for its message.
+        compiled: Whether something may be compiled already. A network that is new can still be cut into parts, which a
+            parameter that was once assigned to can't: MindSpore remembers its shape.
 
     Raises:
         ConvMeshError: If names are missing or unexpected or shapes differ; all of them are listed.
     """
     parameters = named_parameters(network)
     refuse_misfits(find_misfits(arrays, shapes_of(parameters), source=source), error)
-    import_parameters(parameters, arrays)
+    if compiled:
+        import_parameters(parameters, arrays)
+        return
+    for name, parameter in parameters.items():
+        parameter.set_data(Tensor(np.array(arrays[name], order="C", copy=True)).astype(parameter.dtype))
 
 
 def export_optimizer(optimizer: nn.Optimizer, network: nn.Cell) -> Arrays:

@@ -19,6 +19,7 @@ from convmesh.engines.mindspore.loader import MindSporeBatch, to_device
 from convmesh.engines.mindspore.objective import Evaluation, Loss
 from convmesh.engines.mindspore.optimizer import Optimizer
 from convmesh.engines.mindspore.partition import NORM_BYTES, plan_buckets
+from convmesh.engines.mindspore.regroup import regrouped_of
 from convmesh.engines.mindspore.state import (
     export_parameters,
     find_misfits,
@@ -55,6 +56,7 @@ class MindSporeTrainStep:
         self._run = run
         self._axis = axis
         self._split = split_of(network)
+        self._regrouped = regrouped_of(network)
         self._equalizer: Equalizer | None = None
         self._num_channels = len(pixel_scale.factor_C)
         self._num_updates = 0
@@ -138,13 +140,28 @@ class MindSporeTrainStep:
     def export_state(self) -> TrainState:
         """Whole tensors of everything; with a sharded optimizer or split channels all ranks must call it."""
         self._use_average(False)
-        gather = self._split.gather if self._split is not None else dict
         return TrainState(
-            network=gather(export_parameters(self._named)),
-            optimizer=gather(self._optimizer.export_state()),
-            average=gather(self._average.export_state() if self._average is not None else {}),
+            network=self.whole(export_parameters(self._named)),
+            optimizer=self.whole(self._optimizer.export_state()),
+            average=self.whole(self._average.export_state() if self._average is not None else {}),
             num_updates=self._num_updates,
         )
+
+    def whole(self, arrays: Arrays) -> Arrays:
+        """Tensors of the network that was built, from this rank's of the one that is trained; all ranks must call it.
+
+        Args:
+            arrays: By name, or by ``slot/name``.
+
+        Returns:
+            The same names.
+        """
+        arrays = self._split.gather(arrays) if self._split is not None else arrays
+        return self._regrouped.to_original(arrays) if self._regrouped is not None else arrays
+
+    def _own(self, arrays: Arrays) -> Arrays:
+        arrays = self._regrouped.to_regrouped(arrays) if self._regrouped is not None else arrays
+        return self._split.own(arrays) if self._split is not None else arrays
 
     def import_state(self, state: TrainState) -> None:
         """Takes over a state; changes nothing if something does not fit. Communicates nothing.
@@ -154,9 +171,8 @@ class MindSporeTrainStep:
         Raises:
             CheckpointError: If names are missing or unexpected, or shapes differ; all of them are listed.
         """
-        if self._split is not None:
-            own = self._split.own
-            state = TrainState(own(state.network), own(state.optimizer), own(state.average), state.num_updates)
+        own = self._own
+        state = TrainState(own(state.network), own(state.optimizer), own(state.average), state.num_updates)
         misfits = find_misfits(state.network, shapes_of(self._named), source="the checkpoint")
         misfits += self._optimizer.find_misfits(state.optimizer)
         if self._average is not None and state.average:
@@ -185,9 +201,11 @@ class MindSporeTrainStep:
 
     def num_parameters(self) -> int:
         """Elements of all trainable parameters of the whole network."""
+        layer = self._regrouped
+        num_zeros = layer.convolution.num_zeros if layer is not None and layer.weight in self._trained else 0
         if self._split is not None:
-            return self._split.num_parameters(self._trained.items())
-        return sum(parameter.size for parameter in self._trained.values())
+            return self._split.num_parameters(self._trained.items()) - num_zeros
+        return sum(parameter.size for parameter in self._trained.values()) - num_zeros
 
     @property
     def _reduction(self) -> ms.Type:

@@ -14,7 +14,6 @@ from mindspore import Parameter, Tensor, nn
 
 from convmesh.config.schema import RunConfig
 from convmesh.engines.contract import Arrays, Batch, Exercise, Observation, PixelScale
-from convmesh.engines.mindspore.channel_split import split_of
 from convmesh.engines.mindspore.collectives import DataAxis, as_scalar
 from convmesh.engines.mindspore.engine import MindSporeEngine
 from convmesh.engines.mindspore.gradients import Backward
@@ -60,10 +59,8 @@ def observe_ranks(engine: MindSporeEngine, network: nn.Cell, run: RunConfig, exe
             update_index=index,
         )
         notes.losses.append(float(result.loss_sum) / count)
-    split = split_of(network)
-    gradients = split.gather(notes.gradients) if split is not None else notes.gradients
     return notes.observation(
-        gradients,
+        step.whole(notes.gradients),
         step.export_state().network,
         peak_memory_bytes=engine.peak_memory_bytes(),
         collectives=step.collectives(),

@@ -25,6 +25,7 @@ from convmesh.engines.torch.launch import keep_freed_memory
 from convmesh.engines.torch.loader import load
 from convmesh.engines.torch.train_step import TorchTrainStep
 from convmesh.errors import ConfigError, EngineError, ModelError
+from convmesh.geometry.regrouping import ChannelRegrouping
 from convmesh.mesh import Mesh
 from convmesh.plan import CHANNEL
 from convmesh.plan.load import load_plan
@@ -100,6 +101,21 @@ class TorchEngine:
             ModelError: If the network can't take such an image, or its output is not (N, classes).
         """
         return networks.output_width(network, image_shape_HWC=image_shape_HWC)
+
+    def regroup_channels(
+        self, network: nn.Module, regrouping: ChannelRegrouping, *, image_shape_HWC: tuple[int, int, int]
+    ) -> nn.Module:
+        """Makes a network take regrouped images; see `convmesh.engines.contract.Engine.regroup_channels`.
+
+        Raises:
+            ConfigError: If the regrouping does not fit the images or the convolution that takes them.
+            ModelError: If something else than one convolution takes the images.
+            MistakeList: If several things are wrong.
+        """
+        from convmesh.engines.torch.regroup import regroup_channels
+
+        height, width, num_channels = image_shape_HWC
+        return regroup_channels(network, regrouping, image_shape=(num_channels, height, width))
 
     def build_step(self, network: nn.Module, run: RunConfig, *, pixel_scale: PixelScale) -> TorchTrainStep:
         """Makes a network trainable: broadcasts its parameters and buffers from the first rank, sets up the optimizer.

@@ -21,6 +21,7 @@ from convmesh.engines.torch.layers_local import ShardedDropout, ShardedGroupNorm
 from convmesh.engines.torch.recompute import recompute
 from convmesh.engines.torch.recompute import refusals as refused_blocks
 from convmesh.engines.torch.redistribution import redistribute
+from convmesh.engines.torch.regroup import keep_zeros, regrouped_of
 from convmesh.engines.torch.state import export_network
 from convmesh.engines.torch.trace import trace
 from convmesh.errors import ConfigError, ConvMeshError, ModelError, raise_all
@@ -124,7 +125,21 @@ def gather_state(network: nn.Module) -> Arrays:
     """
     split = split_of(network)
     tensors = export_network(network)
-    return tensors if split is None else split.gather(tensors)
+    return original_state(network, tensors if split is None else split.gather(tensors))
+
+
+def original_state(network: nn.Module, arrays: Arrays) -> Arrays:
+    """Whole tensors as those of the network before its images were regrouped, if they were.
+
+    Args:
+        network: Any network.
+        arrays: By name, or by ``slot/name``.
+
+    Returns:
+        The same names.
+    """
+    layer = regrouped_of(network)
+    return arrays if layer is None else layer.to_original(arrays)
 
 
 def apply(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.Module:
@@ -160,6 +175,7 @@ def apply(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.M
             _tell_width(network.get_submodule(node.module), len(next(iter(entry.shards.values())).lists[axis.position]))
         _change_at_border(network, node, entry, axis, again)
     _sum_gradients(network, resolved, axis)
+    _keep_zeros(network, shards, axis)
     note_split(network, ChannelSplit(resolved, axis, shards))
     return network
 
@@ -300,6 +316,15 @@ def _sum_gradients(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis
     parameters = dict(network.named_parameters(remove_duplicate=False))
     for name in dict.fromkeys(name for entry in resolved.operators.values() for name in entry.summed):
         parameters[name].register_hook(axis.all_reduce)
+
+
+def _keep_zeros(network: nn.Module, shards: Mapping[str, ParameterShard], axis: ChannelAxis) -> None:
+    """A cut weight is another parameter than the one that was made to keep its structural zeros."""
+    layer = regrouped_of(network)
+    if layer is not None and layer.weight in shards:
+        shard = shards[layer.weight]
+        own = axis.own(torch.from_numpy(layer.convolution.is_weight), shard.lists, dim=shard.dim)
+        keep_zeros(network.get_parameter(layer.weight), own)
 
 
 def _is_channels_last(network: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.loader import TorchBatch, to_device
 from convmesh.engines.torch.objective import DTYPES, Objective
 from convmesh.engines.torch.optimizer import Optimizer
+from convmesh.engines.torch.regroup import regrouped_of
 from convmesh.engines.torch.state import copy_arrays, export_network, find_misfits, refuse_misfits
 from convmesh.errors import CheckpointError, ModelError
 
@@ -48,6 +49,7 @@ class TorchTrainStep:
         self._run = run
         self._axis = axis
         self._split = split_of(network)
+        self._regrouped = regrouped_of(network)
         self._device = first.device
         self._num_updates = 0
         self._counts: tuple[CollectiveCount, ...] = ()
@@ -132,13 +134,28 @@ class TorchTrainStep:
 
     def export_state(self) -> TrainState:
         """Whole tensors of everything; with a sharded optimizer or split channels all ranks must call it."""
-        gather = self._split.gather if self._split is not None else dict
         return TrainState(
-            network=gather(export_network(self._network)),
-            optimizer=gather(self._optimizer.export_state()),
-            average=gather(self._average.export_state() if self._average is not None else {}),
+            network=self.whole(export_network(self._network)),
+            optimizer=self.whole(self._optimizer.export_state()),
+            average=self.whole(self._average.export_state() if self._average is not None else {}),
             num_updates=self._num_updates,
         )
+
+    def whole(self, arrays: Arrays) -> Arrays:
+        """Tensors of the network that was built, from this rank's of the one that is trained; all ranks must call it.
+
+        Args:
+            arrays: By name, or by ``slot/name``.
+
+        Returns:
+            The same names.
+        """
+        arrays = self._split.gather(arrays) if self._split is not None else arrays
+        return self._regrouped.to_original(arrays) if self._regrouped is not None else arrays
+
+    def _own(self, arrays: Arrays) -> Arrays:
+        arrays = self._regrouped.to_regrouped(arrays) if self._regrouped is not None else arrays
+        return self._split.own(arrays) if self._split is not None else arrays
 
     def import_state(self, state: TrainState) -> None:
         """Takes over a state; changes nothing if something does not fit. Communicates nothing.
@@ -150,9 +167,8 @@ class TorchTrainStep:
         """
         tensors = self._network.state_dict()
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if self._split is not None:
-            own = self._split.own
-            state = TrainState(own(state.network), own(state.optimizer), own(state.average), state.num_updates)
+        own = self._own
+        state = TrainState(own(state.network), own(state.optimizer), own(state.average), state.num_updates)
         misfits = find_misfits(state.network, shapes, source="the checkpoint")
         misfits += self._optimizer.find_misfits(state.optimizer)
         if self._average is not None and state.average:
@@ -179,10 +195,12 @@ class TorchTrainStep:
 
     def num_parameters(self) -> int:
         """Elements of all trainable parameters of the whole network."""
-        trainable = ((name, p) for name, p in self._network.named_parameters() if p.requires_grad)
+        trainable = {name: p for name, p in self._network.named_parameters() if p.requires_grad}
+        layer = self._regrouped
+        num_zeros = layer.convolution.num_zeros if layer is not None and layer.weight in trainable else 0
         if self._split is not None:
-            return self._split.num_parameters(trainable)
-        return sum(parameter.numel() for _, parameter in trainable)
+            return self._split.num_parameters(trainable.items()) - num_zeros
+        return sum(parameter.numel() for parameter in trainable.values()) - num_zeros
 
     def _backward(self, batch: TorchBatch, *, factor: float, reduce: bool) -> Tensor:
         # A filler takes part in the collectives and leaves no trace: in evaluation mode batch norm learns nothing

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from convmesh.config.schema import RunConfig
 from convmesh.engines.contract import Arrays, Batch, Exercise, Observation, PixelScale
 from convmesh.engines.observing import jittered
-from convmesh.engines.torch.channel_split import split_of
 from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.engine import TorchEngine
 from convmesh.engines.torch.loader import to_device
@@ -60,10 +59,8 @@ def observe_ranks(engine: TorchEngine, network: nn.Module, run: RunConfig, exerc
             )
         notes.losses.append(float(result.loss_sum) / count)
     notes.close()
-    split = split_of(network)
-    gradients = split.gather(notes.gradients) if split is not None else notes.gradients
     return notes.observation(
-        gradients,
+        step.whole(notes.gradients),
         step.export_state().network,
         peak_memory_bytes=engine.peak_memory_bytes(),
         collectives=step.collectives(),
