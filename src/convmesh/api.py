@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -13,20 +12,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from convmesh.config import RunConfig, check_config, load_config, parse_config
-from convmesh.config.execution import with_execution
 from convmesh.config.rules import resolve_mesh, unsplit_axes
 from convmesh.config.schema import ChannelsConfig
 from convmesh.data.inspect import DataReport, inspect_data
 from convmesh.data.open import open_data
-from convmesh.engines import is_installed, load_engine, load_launcher
+from convmesh.engines import load_engine, load_launcher
 from convmesh.engines.contract import World
-from convmesh.errors import ConfigError, ConvMeshError, EngineError, MistakeList, raise_all
+from convmesh.errors import ConfigError, ConvMeshError, MistakeList, raise_all
 from convmesh.mesh import Mesh, parse_mesh
 from convmesh.plan import CHANNEL
 from convmesh.plan.load import dump_plan, load_plan
+from convmesh.training.auto_plan import AUTO, auto_plan
 from convmesh.training.launch import LaunchPlan, launch, plan_launch, threads_per_rank
 from convmesh.training.metrics import Record
-from convmesh.training.planning import RunPlan, build_network, plan_run
+from convmesh.training.planning import RunPlan, as_planned, build_network, missing_engine, plan_run
 from convmesh.training.rank import balance_path, run_rank
 from convmesh.training.ranks import RankPlace, find_rank
 from convmesh.training.run_folder import RunFolder, default_run_dir, write_atomically, write_json
@@ -80,13 +79,15 @@ class TrainResult:
     summary: dict[str, Any]
 
 
-def prepare(
+def prepare(  # noqa: PLR0913 - one parameter per option of the command
     config: RunConfig | str | Path,
     *,
     ranks: int | None = None,
     mesh: Mesh | str | None = None,
     engine: str | None = None,
     plan: str | Path | None = None,
+    cluster: str | Path | None = None,
+    memory_bytes: int | None = None,
     overrides: tuple[str, ...] = (),
     builds: bool = False,
 ) -> PreparedRun:
@@ -97,7 +98,9 @@ def prepare(
         ranks: Number of ranks; default as in the run file, else 1.
         mesh: A mesh, or text like ``"data=4"``; default as in the run file, else all ranks on the data axis.
         engine: ``"mindspore"`` or ``"torch"``; default as in the run file.
-        plan: A plan file; its mesh counts where none is given here.
+        plan: A plan file, whose mesh counts where none is given here; or ``"auto"`` to have one made.
+        cluster: Cluster file or preset that ``"auto"`` plans for; default the preset for this machine.
+        memory_bytes: What a rank may fill by that plan; default what a device has.
         overrides: Settings as ``a.b=value``; only with a path.
         builds: Whether to build the network too and run one image through it. One that is split along channels is
             built in any case, and so is one that takes regrouped images; else the ranks tell what is wrong with it.
@@ -111,47 +114,30 @@ def prepare(
     run = config if isinstance(config, RunConfig) else load_config(config, overrides=overrides)
     if engine is not None:
         run = parse_config({**_as_mapping(run), "engine": engine})
+    if plan is not None and str(plan) == AUTO:
+        wanted = parse_mesh(mesh) if isinstance(mesh, str) else mesh
+        raise_all(missing_engine(run))
+        with auto_plan(run, num_ranks=ranks, mesh=wanted, cluster=cluster, memory_bytes=memory_bytes) as path:
+            return prepare(run, plan=path)
     if plan is not None:
         run = dataclasses.replace(run, strategy=dataclasses.replace(run.strategy, plan=str(plan)))
         mesh = mesh or (load_plan(plan).mesh if ranks is None else None)
-    run = _as_planned(run)
+    run = as_planned(run)
     grid = resolve_mesh(run, num_ranks=ranks, mesh=parse_mesh(mesh) if isinstance(mesh, str) else mesh)
     run = dataclasses.replace(run, strategy=dataclasses.replace(run.strategy, mesh=dict(grid.sizes)))
-    mistakes: list[ConvMeshError] = [*_missing_engine(run)]
+    mistakes: list[ConvMeshError] = [*missing_engine(run)]
     planned = grid.size(CHANNEL) > 1 or run.strategy.plan is not None or run.strategy.recompute not in {"none", ()}
     planned = planned and not mistakes and not unsplit_axes(run, mesh=grid)
     mistakes += check_config(run, mesh=grid)
     launcher = load_launcher(run.engine)
     device = launcher.resolve_device(run.train.device)
     mistakes += launcher.check(run, device=device, num_ranks=grid.num_ranks)
-    builds = (builds or run.data.channels != ChannelsConfig()) and not planned and not _missing_engine(run)
+    builds = (builds or run.data.channels != ChannelsConfig()) and not planned and not missing_engine(run)
     data, split = _look_ahead(run, grid, mistakes, planned=planned, builds=builds)
     raise_all(mistakes)
     if data is None:
         raise AssertionError("unreachable: every failure above is an error")
     return PreparedRun(run=run, mesh=grid, device=device, data=data, plan=split)
-
-
-def _as_planned(run: RunConfig) -> RunConfig:
-    """The run with what its plan file says about running an update; a file that can't be read is told of later."""
-    if run.strategy.plan is None:
-        return run
-    with contextlib.suppress(ConvMeshError):
-        return with_execution(run, load_plan(run.strategy.plan).execution)
-    return run
-
-
-def _missing_engine(run: RunConfig) -> list[ConvMeshError]:
-    if is_installed(run.engine):
-        return []
-    other = "torch" if run.engine == "mindspore" else "mindspore"
-    hint = f", or use --engine {other}, which is" if is_installed(other) else ""
-    return [
-        EngineError(
-            f"the engine '{run.engine}' is not installed",
-            fix=f"Install it with: pip install 'convmesh[{run.engine}]'{hint}",
-        )
-    ]
 
 
 def _look_ahead(
@@ -183,6 +169,8 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
     mesh: Mesh | str | None = None,
     engine: str | None = None,
     plan: str | Path | None = None,
+    cluster: str | Path | None = None,
+    memory_bytes: int | None = None,
     overrides: tuple[str, ...] = (),
     run_dir: str | Path | None = None,
     resume: bool = False,
@@ -198,7 +186,9 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
         ranks: Number of ranks; default as in the run file, else 1.
         mesh: A mesh, or text like ``"data=4"``.
         engine: ``"mindspore"`` or ``"torch"``; default as in the run file.
-        plan: A plan file that says how the network is split; default as in the run file, else by rule.
+        plan: A plan file that says how the network is split, or ``"auto"``; default as in the run file, else by rule.
+        cluster: Cluster file or preset that ``"auto"`` plans for.
+        memory_bytes: What a rank may fill by that plan.
         overrides: Settings as ``a.b=value``; only with a path.
         run_dir: The run folder; default ``runs/<name>-<time>``.
         resume: Go on with the run in that folder.
@@ -214,7 +204,12 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
     place = find_rank(os.environ)
     if place is not None:
         ranks = ranks or place.num_ranks
-    prepared = prepare(config, ranks=ranks, mesh=mesh, engine=engine, plan=plan, overrides=overrides)
+    if resume and run_dir is not None and str(plan) == AUTO and RunFolder(run_dir).plan.exists():
+        plan = RunFolder(run_dir).plan
+    prepared = prepare(
+        config, ranks=ranks, mesh=mesh, engine=engine, plan=plan, cluster=cluster, memory_bytes=memory_bytes,
+        overrides=overrides,
+    )  # fmt: skip
     name = Path("run" if isinstance(config, RunConfig) else config)
     if place is not None:
         return _join(prepared, place, run_dir=run_dir, resume=resume, on_record=on_record)

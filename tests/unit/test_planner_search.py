@@ -21,6 +21,7 @@ from convmesh.planner.candidates import Wishes, accumulations, factorisations, l
 from convmesh.planner.predict import predict
 from convmesh.planner.prediction import Candidate, Prediction, Training
 from convmesh.planner.pricing import Pricer
+from convmesh.planner.scaling import efficiency, scaling_points
 from convmesh.planner.search import Found, nearest_misses, search
 from convmesh.planner.seconds import CostModel
 from convmesh.planner.ways import Way, entries_of, list_ways
@@ -192,7 +193,7 @@ def test_what_fits_nowhere_is_told_with_the_nearest_misses() -> None:
     assert found.chosen is None
     misses = list(nearest_misses(found))
     assert len(misses) == 3
-    assert all("times what a rank may fill" in entry.reason for entry in misses)
+    assert all("more than a rank may fill" in entry.reason for entry in misses)
 
 
 def test_meshes_that_cannot_be_are_refused_with_their_reason() -> None:
@@ -207,3 +208,18 @@ def test_meshes_that_cannot_be_are_refused_with_their_reason() -> None:
 def test_factors_and_micro_batches() -> None:
     assert list(factorisations(4, 3)) == [(1, 1, 4), (1, 2, 2), (1, 4, 1), (2, 1, 2), (2, 2, 1), (4, 1, 1)]
     assert accumulations(12) == [1, 2, 4, 12]
+
+
+def test_scaling_plans_for_every_number_of_devices() -> None:
+    pricer = pricer_of(tiny(), links=link(1e11))
+    points = list(scaling_points(pricer, samples_per_rank=4, num_ranks=(2, 4, 16)))
+    assert [(point.kind, point.num_ranks, point.global_batch) for point in points] == [
+        ("strong", 2, 8), ("weak", 2, 8), ("strong", 4, 8), ("weak", 4, 16), ("strong", 16, 8), ("weak", 16, 64)
+    ]  # fmt: skip
+    for point in points:
+        assert point.outline is not None
+        assert point.outline.mesh.num_ranks == point.num_ranks
+    # Eight samples can't be dealt to sixteen ranks; channels can be split besides.
+    assert points[4].plain_seconds is None
+    assert efficiency(points[1], points[1]) == 1
+    assert pricer.training.global_batch == 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import sys
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from convmesh.errors import ConfigError, ConvMeshError, DataError
+from convmesh.errors import ConfigError
 from convmesh.units import format_bytes
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from convmesh.graph import Graph, Listing, Row
 
 _IMAGE_SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
-_OPTIONS_FIX = "Or give --image-shape HxWxC and --classes K, which need no data"
 
 
 def graph(  # noqa: PLR0913, PLR0917 - one parameter per option
@@ -44,6 +42,7 @@ def graph(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Show the operators of a network: shapes, parameters, multiply-adds, activations kept for the backward."""
     from convmesh.graph import list_graph
+    from convmesh.training.run_graph import read_graph
 
     run = _load(config, engine=engine, overrides=tuple(set_ or ()))
     found = read_graph(run, batch=batch, image_shape_HWC=parse_image_shape(image_shape), num_classes=classes)
@@ -54,46 +53,6 @@ def graph(  # noqa: PLR0913, PLR0917 - one parameter per option
         typer.echo(json.dumps({**json.loads(found.to_json()), "totals": _totals(listing.total)}))
     else:
         _print_table(listing)
-
-
-def read_graph(
-    run: RunConfig,
-    *,
-    batch: int = 1,
-    image_shape_HWC: tuple[int, int, int] | None = None,
-    num_classes: int | None = None,
-) -> Graph:
-    """Builds the network of a run and reads its graph.
-
-    Args:
-        run: The run; of its data the shape of the images, the number of classes and regrouped channels are used.
-        batch: Samples of the batch that shapes are for.
-        image_shape_HWC: Shape of the images; default the data's.
-        num_classes: Number of classes; default the data's.
-
-    Returns:
-        The graph.
-
-    Raises:
-        DataError: If shape or classes are not given and the data is missing.
-        ConvMeshError: If the network can't be built or read.
-    """
-    from convmesh.data.channels import regrouped_shape, regrouping_of
-    from convmesh.engines import load_engine
-    from convmesh.engines.tracing import trace
-
-    engine = load_engine(run.engine)
-    if image_shape_HWC is None or num_classes is None:
-        shape_HWC, count = _of_data(run)
-        image_shape_HWC, num_classes = image_shape_HWC or shape_HWC, num_classes or count
-    num_channels = image_shape_HWC[2]
-    model = dataclasses.replace(run.model, weights=None)  # A graph has no values.
-    network = engine.build_network(model, num_classes=num_classes, num_channels=num_channels, seed=run.train.seed)
-    regrouping = regrouping_of(run.data.channels, image_shape_HWC=image_shape_HWC)
-    if regrouping is not None:
-        network = engine.regroup_channels(network, regrouping, image_shape_HWC=image_shape_HWC)
-    height, width, num_channels = regrouped_shape(regrouping, image_shape_HWC)
-    return trace(network, (batch, num_channels, height, width))
 
 
 def parse_image_shape(text: str | None) -> tuple[int, int, int] | None:
@@ -122,19 +81,6 @@ def _load(path: Path, *, engine: str | None, overrides: Sequence[str]) -> RunCon
 
     chosen = [*overrides, *([f"engine={engine}"] if engine else [])]
     return load_config(path, overrides=tuple(chosen))
-
-
-def _of_data(run: RunConfig) -> tuple[tuple[int, int, int], int]:
-    from convmesh.data.open import open_data
-
-    try:
-        data = open_data(run.data)
-    except (DataError, ConfigError) as error:
-        fix = f"{error.fix}. {_OPTIONS_FIX}" if error.fix else _OPTIONS_FIX.removeprefix("Or ").capitalize()
-        raise type(error)(error.what, got=error.got, expected=error.expected, fix=fix) from None
-    except ConvMeshError as error:
-        raise DataError(str(error).rstrip("."), fix=_OPTIONS_FIX) from None
-    return data.image_shape_HWC, len(data.class_names)
 
 
 def _totals(total: Row) -> dict[str, int]:

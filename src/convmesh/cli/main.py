@@ -12,6 +12,7 @@ from convmesh.cli import config, data, profile
 from convmesh.cli.check import check
 from convmesh.cli.doctor import doctor
 from convmesh.cli.graph import graph
+from convmesh.cli.plan import plan
 from convmesh.cli.report import report
 from convmesh.cli.train import train
 from convmesh.cli.verify import verify
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("graph")(graph)
 app.command("check")(check)
+app.command("plan")(plan)
 app.command("verify")(verify)
 app.command("report")(report)
 app.command("doctor")(doctor)

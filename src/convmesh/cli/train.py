@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from convmesh.units import format_bytes, format_seconds
+from convmesh.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from convmesh.api import TrainResult
@@ -25,7 +25,17 @@ EngineOption = Annotated[str | None, typer.Option(metavar="mindspore|torch", hel
 MeshOption = Annotated[
     str | None, typer.Option(metavar="AXIS=SIZE,...", help="The mesh of ranks, like data=4 or data=2,channel=2.")
 ]
-PlanOption = Annotated[Path | None, typer.Option(metavar="FILE", help="How the network is split [default: by rule].")]
+PlanOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE|auto", help="How the network is split and run; auto: planned now [default: by rule]."),
+]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|PRESET", help="What devices and links can do [default: the preset of this machine]."),
+]
+MemoryOption = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="What a rank may fill, like 40GiB [default: the device's].")
+]
 
 
 def train(  # noqa: PLR0913, PLR0917 - one parameter per option
@@ -34,6 +44,8 @@ def train(  # noqa: PLR0913, PLR0917 - one parameter per option
     engine: EngineOption = None,
     mesh: MeshOption = None,
     plan: PlanOption = None,
+    cluster: ClusterOption = None,
+    memory: MemoryOption = None,
     set_: SetOption = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/NAME-TIME].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
@@ -42,25 +54,23 @@ def train(  # noqa: PLR0913, PLR0917 - one parameter per option
     ] = False,
 ) -> None:
     """Train a network on one or many ranks."""
-    overrides = tuple(set_ or ())
+    options: dict[str, Any] = {
+        "ranks": ranks,
+        "mesh": mesh,
+        "engine": engine,
+        "plan": plan,
+        "cluster": cluster,
+        "memory_bytes": None if memory is None else parse_bytes(memory),
+        "overrides": tuple(set_ or ()),
+    }
     if dry_run:
-        _dry_run(config, run_dir=run_dir, ranks=ranks, engine=engine, mesh=mesh, plan=plan, overrides=overrides)
+        _dry_run(config, run_dir=run_dir, **options)
         return
     from convmesh import api
 
     try:
         with _display() as watch:
-            result = api.train(
-                config,
-                ranks=ranks,
-                mesh=mesh,
-                engine=engine,
-                plan=plan,
-                overrides=overrides,
-                run_dir=run_dir,
-                resume=resume,
-                on_start=watch,
-            )
+            result = api.train(config, **options, run_dir=run_dir, resume=resume, on_start=watch)
     except KeyboardInterrupt:
         typer.echo("convmesh: stopped; the same command with --resume and the --run-dir goes on", err=True)
         raise typer.Exit(130) from None
@@ -79,6 +89,7 @@ def _display() -> Iterator[Callable[[RunFolder], None]]:
 
     def watch(folder: RunFolder) -> None:
         typer.echo(f"Run folder: {folder.root}")
+        _tell_plan(folder)
         offset = folder.metrics.stat().st_size if folder.metrics.exists() else 0
         thread = threading.Thread(
             target=follow_metrics, args=(folder.metrics, display, stop), kwargs={"offset": offset}, daemon=True
@@ -93,6 +104,19 @@ def _display() -> Iterator[Callable[[RunFolder], None]]:
         for thread in threads:
             thread.join()
         display.close()
+
+
+def _tell_plan(folder: RunFolder) -> None:
+    """What the planner foretold of the plan in a run folder, and for which devices."""
+    from convmesh.plan.load import load_plan
+
+    foretold = load_plan(folder.plan).foretold if folder.plan.exists() else None
+    if foretold is None:
+        return
+    typer.echo(
+        f"Plan: {foretold.seconds:.4g} s per update and {format_bytes(foretold.memory_bytes)} per rank foretold.\n  "
+        + "\n  ".join(foretold.reasons[:2])
+    )
 
 
 def _dry_run(config: Path, *, run_dir: Path | None, **options: Any) -> None:

@@ -90,12 +90,14 @@ class Wishes:
         accumulation: Micro-batches per update.
         recompute: Recomputation.
         optimizer_sharding: Sharding of the optimizer.
+        uses_all: Whether no rank may stay idle.
     """
 
     mesh: Mesh | None = None
     accumulation: int | None = None
     recompute: Recompute | None = None
     optimizer_sharding: bool | None = None
+    uses_all: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,8 @@ def list_outlines(
     found: list[Outline] = []
     refused: list[tuple[Mesh, str]] = []
     meshes = [wishes.mesh] if wishes.mesh is not None else list(_meshes(num_ranks))
+    if wishes.uses_all:
+        meshes = [mesh for mesh in meshes if mesh.num_ranks == num_ranks]
     for mesh in meshes:
         reason = _impossible(graph, mesh, global_batch)
         if reason is None:

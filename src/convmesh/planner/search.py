@@ -208,6 +208,20 @@ class _Search:
         for outline, price in order:
             if price.free is not None:
                 self._judged[outline.key] = self._judge(outline, price)
+        self._show_each_mesh(order)
+
+    def _show_each_mesh(self, order: Sequence[tuple[Outline, Priced]]) -> None:
+        """Predicts the best of each mesh even if its floor is too high, so that people see what it would cost."""
+        seen: set[str] = set()
+        for outline, price in order:
+            entry, mesh = self._judged.get(outline.key), str(outline.mesh)
+            if entry is None or price.free is None or mesh in seen or outline.mesh.num_ranks < self._num_ranks:
+                continue
+            seen.add(mesh)
+            if entry.verdict == "not tried" and not entry.reason:
+                prediction = self._plan(self._case(outline, price), price.free).prediction
+                if prediction.memory.total <= self._limit:
+                    self._judged[outline.key] = dataclasses.replace(entry, verdict="slower", prediction=prediction)
 
     def _note_work(self, outline: Outline, priced: Priced) -> None:
         if outline.mesh.size("data") == outline.mesh.num_ranks:
@@ -334,7 +348,7 @@ class _Search:
         if plan is None:
             return entry
         needed = plan.prediction.memory.total
-        reason = f"needs {format_bytes(needed)}, {needed / self._limit:.2f} times what a rank may fill"
+        reason = f"needs {format_bytes(needed)}, {format_bytes(needed - self._limit)} more than a rank may fill"
         return dataclasses.replace(entry, verdict="too large", reason=reason, prediction=plan.prediction)
 
     def _sorted(self) -> tuple[Judged, ...]:

@@ -83,6 +83,10 @@ class Tables:
         numbers = (own.index(ways[name]) for name, own in self.ways.items())
         return {name: int(start) + number for name, start, number in zip(ways, self._starts, numbers, strict=True)}
 
+    def first_place(self, name: str) -> int:
+        """The place of an operator's first way among all ways."""
+        return int(self._starts[list(self.ways).index(name)])
+
     @cached_property
     def _starts(self) -> npt.NDArray[np.intp]:
         return np.cumsum([0, *(len(own) for own in self.ways.values())])[:-1]

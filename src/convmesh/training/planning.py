@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from dataclasses import dataclass, replace
 from typing import Any
 
 from convmesh.config import RunConfig
-from convmesh.config.execution import execution_of
+from convmesh.config.execution import execution_of, with_execution
 from convmesh.data.open import DataSets
-from convmesh.engines import load_engine
+from convmesh.engines import is_installed, load_engine
 from convmesh.engines.contract import Engine
 from convmesh.engines.tracing import trace
-from convmesh.errors import ConvMeshError, MistakeList, ModelError, raise_all
+from convmesh.errors import ConvMeshError, EngineError, MistakeList, ModelError, raise_all
 from convmesh.graph import Graph
 from convmesh.mesh import Mesh
 from convmesh.plan import CHANNEL, Plan, ResolvedPlan, resolve
@@ -138,3 +139,26 @@ def _wrong_output_error(got: str, num_classes: int) -> ModelError:
         expected=f"{num_classes} scores per sample",
         fix=f"Give its last layer {num_classes} outputs, for example 'model.args: {{num_classes: {num_classes}}}'",
     )
+
+
+def as_planned(run: RunConfig) -> RunConfig:
+    """The run with what its plan file says about running an update; a file that can't be read is told of later."""
+    if run.strategy.plan is None:
+        return run
+    with contextlib.suppress(ConvMeshError):
+        return with_execution(run, load_plan(run.strategy.plan).execution)
+    return run
+
+
+def missing_engine(run: RunConfig) -> list[ConvMeshError]:
+    """The error that the engine of a run is not installed, or none."""
+    if is_installed(run.engine):
+        return []
+    other = "torch" if run.engine == "mindspore" else "mindspore"
+    hint = f", or use --engine {other}, which is" if is_installed(other) else ""
+    return [
+        EngineError(
+            f"the engine '{run.engine}' is not installed",
+            fix=f"Install it with: pip install 'convmesh[{run.engine}]'{hint}",
+        )
+    ]
