@@ -135,7 +135,32 @@ class FixedReshape(nn.Module):
         return self.fc(self.conv(x).view(-1, 8 * 16 * 16))
 
 
+class DenseHead(nn.Module):
+    """Convolutions, and a head of dense layers that hold most of the parameters.
+
+    Args:
+        plain: Whether to leave out batch norm and dropout, for which it matters how samples lie on ranks.
+    """
+
+    def __init__(self, *, plain: bool = False) -> None:
+        super().__init__()
+        p = 0.0 if plain else 0.5
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Identity() if plain else nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
+        )  # fmt: skip
+        self.head = nn.Sequential(
+            nn.Flatten(), nn.Linear(48, 25), nn.PReLU(), nn.Dropout(p),
+            nn.Linear(25, 18), nn.ReLU(), nn.Dropout(p / 2), nn.Linear(18, 10),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
 EXTRA = {
+    "dense_head": DenseHead,
+    "dense_head_plain": lambda: DenseHead(plain=True),
     "norms": Norms,
     "random": RandomLayers,
     "slopes": Slopes,

@@ -25,6 +25,7 @@ from convmesh.plan.collectives import channel_collectives
 from convmesh.plan.network import network_facts
 from convmesh.training.sync import check_sync
 from tests.multiprocess.channel_cases import on_mesh
+from tests.multiprocess.channel_networks import EXTRA
 from tests.multiprocess.torch_cases import GLOBAL_BATCH, SCALE, micro_batches, run_config
 from tests.networks_torch import NETWORKS
 
@@ -80,7 +81,8 @@ def network_of(name: str, dtype: str) -> nn.Module:
     elif name == "resnet18":
         network = build(name, num_classes=10, small_images=True)
     else:
-        network = NETWORKS[name]() if name in NETWORKS else build("cnn-small", batch_norm=name == "cnn-small")
+        known = {**NETWORKS, **EXTRA}
+        network = known[name]() if name in known else build("cnn-small", batch_norm=name == "cnn-small")
     return network.to({"float32": torch.float32, "float64": torch.float64}[dtype])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch.nn import functional as F
 
 import convmesh
 from convmesh.engines.contract import Engine, World
+from convmesh.plan import Choice, Entry
+from tests.multiprocess.channel_networks import EXTRA
 from tests.networks_torch import NETWORKS
 
 
@@ -24,6 +27,36 @@ def train(_engine: Engine, world: World, *, sizes: Mapping[str, int]) -> dict[st
     network = convmesh.parallelize(network, plan)
     images, labels = torch.randn(8, 3, 16, 16).double(), torch.arange(8)
     own = slice(4 * mesh.coordinate(world.rank)["data"], 4 * mesh.coordinate(world.rank)["data"] + 4)
+    for net, part in ((network, own), (alone, slice(0, 8))):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(images[part]), labels[part], reduction="sum") / len(labels)
+            loss.backward()
+            if net is network:
+                convmesh.reduce_gradients(net)
+            optimizer.step()
+    return {
+        "state": convmesh.gather_state(network),
+        "alone": {name: tensor.detach().numpy() for name, tensor in alone.state_dict().items()},
+        "num_held": sum(p.numel() for p in network.parameters()),
+        "num_whole": sum(p.numel() for p in alone.parameters()),
+    }
+
+
+def train_head(_engine: Engine, world: World, *, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """A head split along data; the first rank has more samples than the others."""
+    torch.manual_seed(0)
+    network = EXTRA["dense_head_plain"]().double()
+    alone = copy.deepcopy(network)
+    mesh = convmesh.Mesh(sizes)
+    graph = convmesh.trace(network, (4, 3, 12, 12))
+    plan = convmesh.plan_by_rule(graph, mesh)
+    splits = {"head.1": "out_channels", "head.4": "in_channels", "head.7": "in_channels"}
+    entries = tuple(Entry(pattern=name, axes={"data": Choice(split=split)}) for name, split in splits.items())
+    network = convmesh.parallelize(network, dataclasses.replace(plan, entries=entries))
+    images, labels = torch.randn(8, 3, 12, 12).double(), torch.arange(8)
+    own = slice(0, 5) if world.rank == 0 else slice(5, 8)
     for net, part in ((network, own), (alone, slice(0, 8))):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         for _ in range(3):

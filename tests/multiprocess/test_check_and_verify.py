@@ -116,6 +116,36 @@ def test_verify_compares_every_tensor(run_file: Path) -> None:
     assert told["conditions"]["norm_shift"] is None  # In float64 the run is exercised as it is.
 
 
+@pytest.mark.timeout(300)
+def test_verify_compares_a_network_that_exchanges_samples_for_channels(run_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "schema_version: 1\nmesh: {data: 2}\noperators: {conv3: {data: out_channels}, fc: {data: in_channels}}\n"
+    )
+    options = ["--set", "strategy.accumulation=2", "--set", "strategy.optimizer_sharding=true"]
+    code, output = call("check", run_file, "--plan", path, *options)
+    assert code == 0, output
+    assert "Per micro-batch over the data axis" in output
+    code, output = call("verify", run_file, "--plan", path, "--dtype", "float64", "--steps", "2", "--json", *options)
+    told = json.loads(output)
+    assert (code, told["passed"]) == (0, True), output
+    assert all(entry["difference"] < 1e-9 for entry in told["worst"])
+    assert {(entry["axis"], entry["kind"]) for entry in told["collectives"]} == {
+        ("data", "all-gather"), ("data", "all-reduce"), ("data", "all-to-all"), ("data", "broadcast"),
+        ("data", "reduce-scatter"),
+    }  # fmt: skip
+    # A run of such a plan evaluates ragged shards, and goes on without it.
+    folder = tmp_path / "run"
+    short = ["--set", "data.num_train=61", "--set", "data.num_eval=21", "--set", "train.eval_batch=5"]
+    code, output = call("train", run_file, "--plan", path, "--run-dir", folder, "--set", "train.epochs=1", *short)
+    assert code == 0, output
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["num_samples"] for line in lines if line["kind"] == "eval"] == [21]
+    more = ["--resume", "--set", "train.epochs=2", *short]
+    code, output = call("train", run_file, "--mesh", "data=2", "--run-dir", folder, *more)
+    assert code == 0, output
+
+
 def test_verify_refuses_what_it_cannot_compare(run_file: Path) -> None:
     assert "nothing to verify on one rank" in call("verify", run_file)[1]
     assert "not so many full batches" in call("verify", run_file, "--mesh", "channel=2", "--steps", "1000")[1]

@@ -14,7 +14,7 @@ from convmesh.units import format_bytes
 if TYPE_CHECKING:
     from convmesh.api import PreparedRun
     from convmesh.errors import ConvMeshError
-    from convmesh.training.planning import RunPlan
+    from convmesh.plan import ResolvedPlan
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 RanksOption = Annotated[int | None, typer.Option(min=1, help="Number of ranks, one process each.")]
@@ -47,7 +47,8 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter per option
     elif prepared is not None:
         typer.echo(f"{config}: nothing is wrong on {prepared.mesh} with {prepared.run.engine} on {prepared.device}.")
         if prepared.plan is not None:
-            typer.echo(_describe(prepared.plan))
+            for resolved in prepared.plan.resolved.split_axes:
+                typer.echo(_describe(resolved))
     if mistakes:
         raise typer.Exit(1)
 
@@ -83,14 +84,19 @@ def _as_dict(prepared: PreparedRun | None, mistakes: tuple[ConvMeshError, ...]) 
     if prepared is not None:
         found["mesh"] = dict(prepared.mesh.sizes)
         if prepared.plan is not None:
-            found["operators"] = _operators(prepared.plan)
-            found["collectives"] = [vars(entry) for entry in _collectives(prepared.plan)]
+            found["operators"] = [row for resolved in prepared.plan.resolved.split_axes for row in _operators(resolved)]
+            found["collectives"] = [
+                {"axis": resolved.axis, **vars(entry)}
+                for resolved in prepared.plan.resolved.split_axes
+                for entry in _collectives(resolved)
+            ]
     return found
 
 
-def _operators(plan: RunPlan) -> list[dict[str, Any]]:
+def _operators(resolved: ResolvedPlan) -> list[dict[str, Any]]:
     return [
         {
+            "axis": resolved.axis,
             "name": node.name,
             "kind": node.kind,
             "split": entry.split,
@@ -98,26 +104,26 @@ def _operators(plan: RunPlan) -> list[dict[str, Any]]:
             "after": entry.after.kind,
             "output": str(entry.output),
         }
-        for node in plan.resolved.graph
-        for entry in [plan.resolved.operators[node.name]]
+        for node in resolved.graph
+        for entry in [resolved.operators[node.name]]
     ]
 
 
-def _collectives(plan: RunPlan) -> tuple[Any, ...]:
+def _collectives(resolved: ResolvedPlan) -> tuple[Any, ...]:
     from convmesh.plan.collectives import channel_collectives
 
-    return channel_collectives(plan.resolved, position=0)
+    return channel_collectives(resolved, position=0)
 
 
-def _describe(plan: RunPlan) -> str:
-    rows = [row for row in _operators(plan) if row["kind"] in ("convolution", "dense") or _communicates(row)]
+def _describe(resolved: ResolvedPlan) -> str:
+    rows = [row for row in _operators(resolved) if row["kind"] in ("convolution", "dense") or _communicates(row)]
     width = max((len(row["name"]) for row in rows), default=0)
     lines = []
     for row in rows:
         border = ", ".join(f"{row[place]} {place} it" for place in ("before", "after") if _talks(row[place]))
         lines.append(f"  {row['name']:{width}}  {row['split']:12}  {border}".rstrip())
-    lines.append("Per micro-batch over the channel axis, on rank 0:")
-    lines += [f"  {entry.number} x {entry.kind}, {format_bytes(entry.num_bytes)}" for entry in _collectives(plan)]
+    lines.append(f"Per micro-batch over the {resolved.axis} axis, on rank 0:")
+    lines += [f"  {entry.number} x {entry.kind}, {format_bytes(entry.num_bytes)}" for entry in _collectives(resolved)]
     return "\n".join(lines)
 
 

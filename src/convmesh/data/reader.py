@@ -8,6 +8,8 @@ Legend: N samples, H rows, W columns, C channels.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -165,11 +167,12 @@ class EvalReader:
         self._batch = run.train.eval_batch or batching_of(run, num_shards=num_shards).micro_batch
         self.num_samples = datasets.eval.num_samples
         self._ids = eval_ids(self.num_samples, num_shards=num_shards, shard=shard, batch=self._batch)
-        self.num_updates = len(self._ids)
+        # As many as the largest shard has: shards that exchange samples run together.
+        self.num_updates = math.ceil(math.ceil(self.num_samples / num_shards) / self._batch)
 
     def keys(self) -> list[Key]:
-        """Keys of this shard's batches, in order; empty for a shard without samples."""
-        return [(0, index, 0) for index in range(len(self._ids))]
+        """Keys of this shard's batches, in order; equally many on all shards."""
+        return [(0, index, 0) for index in range(self.num_updates)]
 
     def read(self, key: Key) -> Batch:
         """Reads one batch.
@@ -178,12 +181,13 @@ class EvalReader:
             key: One of ``keys``.
 
         Returns:
-            uint8 images, int32 labels, float32 weights; always of the full batch size.
+            uint8 images, int32 labels, float32 weights; always of the full batch size. One that this shard has no
+            samples for is all of weight 0.
 
         Raises:
             DataError: If an image is corrupt and ``data.on_error`` is fail.
         """
-        ids = self._ids[key[1]]
+        ids = self._ids[key[1]] if key[1] < len(self._ids) else np.zeros(0, dtype=np.int64)
         num_filled = self._batch - len(ids)
         images, readable_N = self._read_images(ids)
         padding = np.zeros((num_filled, *images.shape[1:]), dtype=np.uint8)

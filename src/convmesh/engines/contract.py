@@ -252,7 +252,7 @@ class TrainStep(Protocol):
         ...
 
     def local_tensors(self) -> Arrays:
-        """This rank's copy of every parameter and buffer, by neutral name; communicates nothing."""
+        """This rank's copy of each parameter and buffer that the data axis has alike, by name; communicates nothing."""
         ...
 
     def collectives(self) -> tuple[CollectiveCount, ...]:

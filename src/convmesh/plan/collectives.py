@@ -20,9 +20,24 @@ A whole parameter used for own channels is all-reduced once per use. Each update
 which the ranks agree on overflow and the gradient's norm; where bits of whole gradients may differ
 (`convmesh.plan.resolved.ResolvedPlan.replicas_may_differ`), one broadcast makes them equal before.
 
-On the data axis each update sums the gradients bucket by bucket, agrees on the parameters in use by an all-reduce of
-four bytes for each, and averages the floating-point buffers in one all-reduce. A sharded optimizer shares its new
-parameters: one broadcast from each rank on the CPU, one all-gather on GPUs.
+On the data axis, with ``B`` the bytes of own samples with all channels and ``b`` those of own channels of all ranks'
+samples, where each rank has equally many:
+
+| change | forward | backward, if a gradient flows there |
+|---|---|---|
+| ``to_channels`` | all-to-all of B | all-to-all of b |
+| ``to_samples`` | all-to-all of b | all-to-all of B |
+| ``gather_samples`` | all-gather of B | reduce-scatter of k B, and all-gather of B again unless the input is kept |
+| ``scatter_samples`` | reduce-scatter of k B | all-gather of B |
+
+The changes of the first table take place there with the samples of all ranks. Where ranks may have unequal numbers of
+samples, each ``to_channels`` and ``gather_samples`` tells them by an all-gather of eight bytes before. Dropout of own
+channels exchanges its masks, of a byte per element of own samples, by an all-to-all. An update with
+split parameters on the data axis agrees on the norm there too.
+
+Each update sums the gradients of whole parameters over the data axis bucket by bucket, agrees on the parameters in use
+by an all-reduce of four bytes for each, and averages the floating-point buffers in one all-reduce. A sharded optimizer
+shares its new parameters: one broadcast from each rank on the CPU, one all-gather on GPUs.
 """
 
 from __future__ import annotations
@@ -34,6 +49,7 @@ from dataclasses import dataclass
 from convmesh.graph import Edge, Node
 from convmesh.plan.buckets import fill_buckets
 from convmesh.plan.placement import Change
+from convmesh.plan.plan import DATA
 from convmesh.plan.repetition import repetition
 from convmesh.plan.resolved import Resolved, ResolvedPlan
 from convmesh.plan.weighted import WEIGHTED
@@ -41,13 +57,16 @@ from convmesh.plan.weighted import WEIGHTED
 NORM_BYTES = 16
 """Bytes of the all-reduce that ends each update: two numbers in float64."""
 
+COUNT_BYTES = 8
+"""Bytes by which a rank tells how many samples it has."""
+
 
 @dataclass(frozen=True)
 class Expected:
     """Collectives of one kind.
 
     Args:
-        kind: ``"all-reduce"``, ``"all-gather"``, ``"reduce-scatter"`` or ``"broadcast"``.
+        kind: ``"all-reduce"``, ``"all-gather"``, ``"reduce-scatter"``, ``"all-to-all"`` or ``"broadcast"``.
         number: How many.
         num_bytes: Bytes of all their inputs on one rank.
     """
@@ -64,15 +83,17 @@ def channel_collectives(
     num_micro_batches: int = 1,
     element_bytes: int | None = None,
     input_takes_gradient: bool = False,
+    tells_counts: bool = True,
 ) -> tuple[Expected, ...]:
-    """What the forwards and backwards of one update communicate over the channel axis.
+    """What the forwards and backwards of one update communicate over the axis that a resolved plan tells of.
 
     Args:
         resolved: The plan, applied to the graph of one micro-batch.
-        position: Of the rank on the channel axis.
+        position: Of the rank on the axis.
         num_micro_batches: Micro-batches of the update, each as large as the graph's.
         element_bytes: Bytes of one element, if not as in the graph.
         input_takes_gradient: Whether the network's input takes a gradient, which it doesn't in training.
+        tells_counts: Whether ranks of the data axis tell each other how many samples they have.
 
     Returns:
         One entry per kind of collective, kinds sorted; without the one of the gradient's norm.
@@ -80,7 +101,7 @@ def channel_collectives(
     sums: dict[str, tuple[int, int]] = {}
     if resolved.num_ranks == 1:
         return ()
-    closed = _ClosedForm(resolved, position, element_bytes, input_takes_gradient)
+    closed = _ClosedForm(resolved, position, element_bytes, input_takes_gradient, tells_counts)
     for node in resolved.graph:
         for kind, num_bytes in closed.of(node):
             number, total = sums.get(kind, (0, 0))
@@ -104,7 +125,7 @@ def operator_collectives(
     wanted = tuple(resolved.graph if nodes is None else nodes)
     if resolved.num_ranks == 1:
         return {node.name: () for node in wanted}
-    closed = _ClosedForm(resolved, position, None, False)
+    closed = _ClosedForm(resolved, position, None, False, True)
     return {node.name: tuple(closed.of(node)) for node in wanted}
 
 
@@ -117,11 +138,13 @@ def update_collectives(
     deterministic: bool = True,
     norm_bytes: int = NORM_BYTES,
 ) -> tuple[Expected, ...]:
-    """All that one update communicates over the channel axis: activations, the norm, and what keeps replicas equal.
+    """All that an update communicates over an axis along which channels are split, without sums of gradients.
+
+    These are activations, the norm, and what keeps replicas equal.
 
     Args:
         resolved: The plan, applied to the graph of one micro-batch.
-        position: Of the rank on the channel axis.
+        position: Of the rank on the axis.
         num_micro_batches: Micro-batches of the update, each as large as the graph's.
         element_bytes: Bytes of one element, if not as in the graph.
         deterministic: Whether equal work gives equal bits, as on the CPU.
@@ -179,6 +202,22 @@ def data_collectives(
     return tuple(found)
 
 
+def together(*parts: Sequence[Expected]) -> tuple[Expected, ...]:
+    """Several lists of collectives as one.
+
+    Args:
+        parts: Lists with one entry per kind.
+
+    Returns:
+        One entry per kind, kinds sorted.
+    """
+    sums: dict[str, Expected] = {}
+    for entry in (entry for part in parts for entry in part):
+        before = sums.get(entry.kind, Expected(entry.kind, 0, 0))
+        sums[entry.kind] = Expected(entry.kind, before.number + entry.number, before.num_bytes + entry.num_bytes)
+    return tuple(sums[kind] for kind in sorted(sums))
+
+
 def count_buckets(parameter_bytes: Sequence[int], bucket_bytes: int) -> int:
     """How many buckets gradients of these sizes are reduced in.
 
@@ -192,16 +231,30 @@ def count_buckets(parameter_bytes: Sequence[int], bucket_bytes: int) -> int:
     return max(fill_buckets(parameter_bytes, bucket_bytes), default=-1) + 1
 
 
+def _dropped(shape: tuple[int, ...], node: Node) -> Iterator[tuple[str, int]]:
+    """Masks of own samples, drawn as on one device and exchanged for those of own channels; a byte for each element."""
+    if node.attributes["p"] > 0:
+        yield "all-to-all", math.prod(shape[:2] if node.attributes["whole_channels"] else shape)
+
+
 class _ClosedForm:
     """The collectives of single operators."""
 
     def __init__(
-        self, resolved: ResolvedPlan, position: int, element_bytes: int | None, input_takes_gradient: bool
+        self,
+        resolved: ResolvedPlan,
+        position: int,
+        element_bytes: int | None,
+        input_takes_gradient: bool,
+        tells_counts: bool,
     ) -> None:
         self._resolved = resolved
         self._graph = resolved.graph
         self._position = position
         self._element_bytes = element_bytes
+        self._tells_counts = tells_counts
+        # Parts of the samples that come together where channels are split.
+        self._num_parts = resolved.num_ranks if resolved.axis == DATA else 1
         self._flowing = self._graph.needs_gradient
         if input_takes_gradient:
             self._flowing = frozenset(node.name for node in self._graph)
@@ -215,6 +268,8 @@ class _ClosedForm:
         if entry.after.kind != "none":
             shape, flows = self._graph.shape(Edge(node.name)), node.name in self._flowing
             yield from self._change(entry.after, shape, flows, node, again=node.name in self._again.after)
+        if node.kind == "dropout" and self._resolved.axis == DATA and entry.split == "channels":
+            yield from _dropped(self._graph.input_shapes(node)[0], node)
         for name in entry.summed:
             parameter = next(found for found in self._graph.parameters if found.name == name)
             yield "all-reduce", parameter.num_elements * self._bytes(node)
@@ -223,16 +278,19 @@ class _ClosedForm:
         edge = node.inputs[0]
         shape = self._graph.shape(edge)
         again = node.name in self._again.before
+        forgets = entry.before.kind in ("gather_sum", "gather_samples") and not entry.keep_input
         yield from self._change(entry.before, shape, edge.node in self._flowing, node, again=again)
         weight = node.parameter("weight")
         learns = weight is not None and weight.trainable
-        if entry.before.kind == "gather_sum" and node.kind in WEIGHTED and learns and not entry.keep_input:
-            yield "all-gather", self._part(shape, len(entry.before.source[self._position]), node)
+        if forgets and node.kind in WEIGHTED and learns:
+            part = len(entry.before.source[self._position]) if entry.before.source else None
+            yield "all-gather", self._part(shape, part, node)
 
     def _change(
         self, change: Change, shape: tuple[int, ...], flows: bool, node: Node, *, again: bool
     ) -> Iterator[tuple[str, int]]:
-        whole = math.prod(shape) * self._bytes(node)
+        own = math.prod(shape) * self._bytes(node)
+        whole = own * self._num_parts
         before = self._part(shape, len(change.source[self._position]), node) if change.source else whole
         after = self._part(shape, len(change.target[self._position]), node) if change.target else whole
         forward, backward = {
@@ -243,15 +301,24 @@ class _ClosedForm:
             "permute": ((("all-gather", before),), (("all-gather", after),)),
             "reduce_scatter": ((("reduce-scatter", whole),), (("all-gather", after),)),
             "all_reduce": ((("all-reduce", whole),), ()),
+            "to_channels": ((("all-to-all", own),), (("all-to-all", after),)),
+            "to_samples": ((("all-to-all", before),), (("all-to-all", own),)),
+            "gather_samples": ((("all-gather", own),), (("reduce-scatter", whole),)),
+            "scatter_samples": ((("reduce-scatter", whole),), (("all-gather", own),)),
         }[change.kind]
+        if self._tells_counts and change.kind in ("to_channels", "gather_samples"):
+            forward = (("all-gather", COUNT_BYTES), *forward)
         yield from forward
         if again:
             yield from forward
         if flows:
             yield from backward
 
-    def _part(self, shape: tuple[int, ...], num_channels: int, node: Node) -> int:
-        return math.prod((shape[0], num_channels, *shape[2:])) * self._bytes(node)
+    def _part(self, shape: tuple[int, ...], num_channels: int | None, node: Node) -> int:
+        """Bytes of own channels; of all channels of own samples where their number is None."""
+        if num_channels is None:
+            return math.prod(shape) * self._bytes(node)
+        return self._num_parts * math.prod((shape[0], num_channels, *shape[2:])) * self._bytes(node)
 
     def _bytes(self, node: Node) -> int:
         return self._element_bytes if self._element_bytes is not None else node.element_bytes

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from convmesh.errors import ConfigError, ConvMeshError, ModelError
-from convmesh.graph import Edge, Graph, Node, node_splits
-from convmesh.plan.plan import CHANNEL, Entry, Plan
+from convmesh.graph import Block, Edge, Graph, Node, node_splits
+from convmesh.plan.placement import Shard
+from convmesh.plan.plan import CHANNEL, CHANNEL_SPLITS, DATA, DATA_SPLITS, Choice, Entry, Plan
 from convmesh.plan.resolved import Resolved
 
 
 def entry_mistakes(graph: Graph, plan: Plan) -> list[ConvMeshError]:
-    """Entries that mean no operator, or none that can be split so, and axes on which nothing is split by name.
+    """Entries that mean no operator, or none that can be split so, and what an axis does not split.
 
     Args:
         graph: The network.
@@ -21,7 +22,7 @@ def entry_mistakes(graph: Graph, plan: Plan) -> list[ConvMeshError]:
     Returns:
         The mistakes, in the order of the plan.
     """
-    return [error for entry in plan.entries for error in (*_unmatched(graph, entry), *_other_axes(entry))]
+    return [error for entry in plan.entries for error in (*_unmatched(graph, entry), *_wrong_axes(entry))]
 
 
 def torn_parameters(graph: Graph, operators: Mapping[str, Resolved]) -> list[ConvMeshError]:
@@ -72,11 +73,83 @@ def _unmatched(graph: Graph, entry: Entry) -> Iterator[ConvMeshError]:
             )
 
 
-def _other_axes(entry: Entry) -> Iterator[ConvMeshError]:
-    for axis in entry.axes:
-        if axis != CHANNEL:
+def split_twice(
+    graph: Graph, on_channel: Mapping[str, Resolved], on_data: Mapping[str, Resolved]
+) -> list[ConvMeshError]:
+    """Operators that are split by channels along both axes.
+
+    Args:
+        graph: The network.
+        on_channel: What becomes of each operator on the channel axis.
+        on_data: The same on the data axis.
+
+    Returns:
+        One error per operator that the plan has to name; those that follow it are not listed.
+    """
+    twice = [node for node in graph if _is_split(on_channel[node.name]) and _is_split(on_data[node.name])]
+    weighty = [node for node in twice if node.parameters]
+    return [
+        ConfigError(
+            f"{node.name} would be split by channels along the axes channel and data at once",
+            got=f"channel: {on_channel[node.name].split}, data: {on_data[node.name].split}",
+            expected="one of them",
+            fix=f"Set '{node.name}: {{channel: whole}}', or '{node.name}: {{data: samples}}'",
+        )
+        for node in weighty or twice
+    ]
+
+
+def exchanged_in(recomputed: Iterable[Block], on_data: Mapping[str, Resolved]) -> list[ConvMeshError]:
+    """Recomputed blocks in which samples are exchanged for channels.
+
+    Args:
+        recomputed: Blocks that the backward computes again.
+        on_data: What becomes of each operator on the data axis.
+
+    Returns:
+        One error per block.
+    """
+    found: list[ConvMeshError] = []
+    for block in recomputed:
+        moving = [name for name in block.nodes if _is_split(on_data[name]) or not on_data[name].changes_nothing]
+        if moving:
+            found.append(
+                ConfigError(
+                    f"the block {block.name} can't be recomputed: {moving[0]} exchanges samples along the axis 'data'",
+                    fix=f"Leave {block.name} out of 'recompute', or set '{moving[0]}: {{data: samples}}'",
+                )
+            )
+    return found
+
+
+def _is_split(entry: Resolved) -> bool:
+    return entry.split not in ("whole", "samples") or any(isinstance(output, Shard) for output in entry.outputs)
+
+
+def _wrong_axes(entry: Entry) -> Iterator[ConvMeshError]:
+    for axis, choice in entry.axes.items():
+        if axis not in (CHANNEL, DATA):
             yield ConfigError(
                 f"the plan splits '{entry.pattern}' along the axis '{axis}'",
-                expected="channel; samples are split along data without being named",
+                expected="channel or data",
                 fix=f"Remove '{axis}' from '{entry.pattern}'",
             )
+        elif axis == DATA:
+            yield from _wrong_on_data(entry, choice)
+        elif choice.split not in CHANNEL_SPLITS or choice.output == "samples":
+            yield ConfigError(
+                f"the plan splits samples of '{entry.pattern}' along the axis 'channel', whose ranks have the same",
+                expected=f"one of {', '.join(CHANNEL_SPLITS)}",
+                fix="Use the axis data: it splits samples, and channels where the plan says so",
+            )
+
+
+def _wrong_on_data(entry: Entry, choice: Choice) -> Iterator[ConvMeshError]:
+    if choice.split not in DATA_SPLITS or choice.output == "whole":
+        what = "split" if choice.split not in DATA_SPLITS else "output"
+        yield ConfigError(
+            f"the plan keeps '{entry.pattern}' whole along the axis 'data', whose ranks have samples of their own",
+            got=f"{what}: whole",
+            expected=f"{what}: samples",
+            fix=f"Write '{what}: samples' for '{entry.pattern}'",
+        )

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from convmesh.graph import Graph, Node, node_splits
+from convmesh.graph.graph import BUFFERS
 from convmesh.plan import partitions
-from convmesh.plan.placement import ParameterShard, Placement, Replicate, Shard
+from convmesh.plan.placement import ParameterShard, Placement, Replicate, Samples, Shard
 
 MERGING = ("add", "multiply", "concat", "elementwise")
 """Kinds that may have several inputs, which must agree."""
@@ -38,32 +39,51 @@ LOCAL_WITH_MODULE = ("dropout", "group_norm")
 number of groups or the random numbers, is for all channels."""
 
 
-def follow(graph: Graph, node: Node, source: Placement, *, num_ranks: int, replaceable: bool) -> Way:
+def follow(
+    graph: Graph,
+    node: Node,
+    source: Placement,
+    *,
+    num_ranks: int,
+    replaceable: bool,
+    home: Placement = Replicate(),  # noqa: B008 - a value
+) -> Way:
     """How an operator with one input takes it.
 
     Args:
         graph: The network.
         node: The operator.
         source: Where its input is.
-        num_ranks: Ranks on the channel axis.
+        num_ranks: Ranks on the axis.
         replaceable: Whether its module can be replaced.
+        home: Where tensors are that are not split along channels.
 
     Returns:
-        The input as it is if the operator can work on it; else another partition, or the whole.
+        The input as it is if the operator can work on it; else another partition, or at home.
     """
     if not isinstance(source, Shard):
         return Way(source, source)
-    if needs_whole(graph, node) is not None or (node.kind in LOCAL_WITH_MODULE and not replaceable):
-        return Way(Replicate(), Replicate())
+    if needs_home(graph, node, home) is not None or (node.kind in LOCAL_WITH_MODULE and not replaceable):
+        return Way(home, home)
     if node.kind == "group_norm":
-        return _group_norm(graph, node, source, num_ranks)
+        return _group_norm(graph, node, source, home, num_ranks)
     if node.kind == "channel_shuffle":
         lists = partitions.shuffled(source.lists, node.attributes["groups"])
-        return Way(Replicate(), Replicate()) if lists is None else Way(source, Shard(lists))
+        return Way(home, home) if lists is None else Way(source, Shard(lists))
     if node.kind == "flatten" and node.attributes["start_dim"] == 1:
         num_pixels = math.prod(graph.input_shapes(node)[0][2 : node.attributes["end_dim"] + 1])
         return Way(source, Shard(partitions.flattened(source.lists, num_pixels)))
     return Way(source, source)
+
+
+def needs_home(graph: Graph, node: Node, home: Placement) -> str | None:
+    """Why an operator can't work on own channels, or on the samples of all ranks of the data axis; None if it can."""
+    if isinstance(home, Samples):
+        if node.kind == "batch_norm" or any(parameter.role in BUFFERS for parameter in node.parameters):
+            return "its statistics are those of own samples"
+        if reason := node_splits(graph, node).refused.get("samples"):
+            return reason
+    return needs_whole(graph, node)
 
 
 def needs_whole(graph: Graph, node: Node) -> str | None:
@@ -110,7 +130,7 @@ def summed_parameters(node: Node, placement: Placement, shards: Mapping[str, Par
     Returns:
         Their names: a slope for all channels, or a layer norm's weights over pixels.
     """
-    if placement == Replicate():
+    if not isinstance(placement, Shard):
         return ()
     return tuple(entry.name for entry in node.parameters if entry.trainable and entry.name not in shards)
 
@@ -131,12 +151,12 @@ def channel_extent(graph: Graph, node: Node, position: int) -> tuple[int, int]:
     return dim, shape[dim] if dim >= 0 else 1
 
 
-def _group_norm(graph: Graph, node: Node, source: Shard, num_ranks: int) -> Way:
+def _group_norm(graph: Graph, node: Node, source: Shard, home: Placement, num_ranks: int) -> Way:
     groups = int(node.attributes["groups"])
     num_channels = graph.input_shapes(node)[0][1]
     if partitions.whole_groups(source.lists, num_channels // groups) is not None:
         return Way(source, source)
     if groups < num_ranks:
-        return Way(Replicate(), Replicate())
+        return Way(home, home)
     whole = Shard(partitions.by_groups(num_channels, groups, num_ranks))
     return Way(whole, whole)

@@ -8,6 +8,7 @@ operators:                          # later entries win
   conv1: {channel: out_channels}
   layer4.*: {channel: {split: in_channels, partition: [3, 3, 2, 2]}}
   fc: {channel: {split: in_channels, output: whole}}
+  head.*: {data: out_channels}      # all samples, own channels
 accumulation: 4                     # these four go before the run file's strategy; what is left out stays as it says
 optimizer_sharding: true
 bucket_bytes: 25MiB
@@ -30,21 +31,20 @@ from pydantic.dataclasses import dataclass
 
 from convmesh.errors import ConfigError, ConvMeshError, raise_all
 from convmesh.mesh import Mesh
-from convmesh.plan.plan import SCHEMA_VERSION, Choice, Entry, Execution, Foretold, NetworkFacts, Partition, Plan
+from convmesh.plan.plan import SCHEMA_VERSION, Choice, Entry, Execution, Foretold, NetworkFacts, Partition, Plan, Split
 from convmesh.units import read_bytes
 from convmesh.yaml_file import read_mapping
 
 _STRICT = ConfigDict(extra="forbid")
-_Split = Literal["out_channels", "in_channels", "groups", "channels", "whole"]
 _DEFAULTS = {entry.name: entry.default for entry in dataclasses.fields(Choice) if entry.name != "split"}
 
 
 @dataclass(frozen=True, config=_STRICT, kw_only=True)
 class _ChoiceFile:
-    split: _Split
+    split: Split
     partition: Partition = "contiguous"
     keep_input: bool = False
-    output: Literal["sharded", "whole"] = "sharded"
+    output: Literal["sharded", "whole", "samples"] = "sharded"
 
 
 @dataclass(frozen=True, config=_STRICT, kw_only=True)
@@ -71,7 +71,7 @@ class _PlanFile:
     schema_version: int
     mesh: dict[str, int]
     opaque: Literal["gather", "refuse"] = "refuse"
-    operators: dict[str, dict[str, _Split | _ChoiceFile]] = Field(default_factory=dict)
+    operators: dict[str, dict[str, Split | _ChoiceFile]] = Field(default_factory=dict)
     accumulation: Annotated[int, Field(ge=1, strict=True)] | None = None
     optimizer_sharding: Annotated[bool, Field(strict=True)] | None = None
     bucket_bytes: Annotated[int, BeforeValidator(read_bytes), Field(ge=1)] | None = None
@@ -209,7 +209,7 @@ def _dump_foretold(foretold: Foretold) -> dict[str, Any]:
     return {**said, **by_kind, "reasons": _Block(foretold.reasons)}
 
 
-def _choice_of(choice: _Split | _ChoiceFile) -> Choice:
+def _choice_of(choice: Split | _ChoiceFile) -> Choice:
     if isinstance(choice, str):
         return Choice(split=choice)
     return Choice(split=choice.split, partition=choice.partition, keep_input=choice.keep_input, output=choice.output)

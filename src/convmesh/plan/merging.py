@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from convmesh.errors import ConvMeshError, ModelError
 from convmesh.graph import Edge, Graph, Node
 from convmesh.plan import partitions
-from convmesh.plan.followers import MERGING, channel_extent, needs_whole
-from convmesh.plan.placement import Placement, Replicate, Shard
+from convmesh.plan.followers import MERGING, channel_extent, needs_home
+from convmesh.plan.placement import Placement, Replicate, Samples, Shard
 
 Alternative = list[tuple[Edge, Placement]]
 """Tensors and where they must be, all together."""
@@ -29,7 +29,12 @@ class Conflict(Exception):
 
 
 def merge(
-    graph: Graph, node: Node, sources: Sequence[Placement], *, num_ranks: int
+    graph: Graph,
+    node: Node,
+    sources: Sequence[Placement],
+    *,
+    num_ranks: int,
+    home: Placement = Replicate(),  # noqa: B008 - a value
 ) -> tuple[Placement, tuple[str, ...]]:
     """What an operator makes of several inputs.
 
@@ -37,7 +42,8 @@ def merge(
         graph: The network.
         node: The operator.
         sources: Where each input is.
-        num_ranks: Ranks on the channel axis.
+        num_ranks: Ranks on the axis.
+        home: Where tensors are that are not split along channels.
 
     Returns:
         Where its output is, and the names of whole parameters of which every rank uses own channels only.
@@ -45,17 +51,17 @@ def merge(
     Raises:
         Conflict: If inputs have to be changed first.
     """
-    if all(source == Replicate() for source in sources):
-        return Replicate(), ()
-    reason = needs_whole(graph, node) if node.kind in MERGING else "it is no built-in"
+    if all(source == home for source in sources):
+        return home, ()
+    reason = needs_home(graph, node, home) if node.kind in MERGING else "it is no built-in"
     if reason is not None:
-        raise Conflict([_all_whole(node)], _error(node, sources, reason))
+        raise Conflict([_all_home(node, home)], _error(node, sources, reason))
     if node.kind == "concat" and node.attributes["dim"] == 1:
-        return _concatenate(graph, node, sources, num_ranks), ()
-    return _align(graph, node, sources)
+        return _concatenate(graph, node, sources, home, num_ranks), ()
+    return _align(graph, node, sources, home)
 
 
-def _concatenate(graph: Graph, node: Node, sources: Sequence[Placement], num_ranks: int) -> Placement:
+def _concatenate(graph: Graph, node: Node, sources: Sequence[Placement], home: Placement, num_ranks: int) -> Placement:
     sizes = [shape[1] for shape in graph.input_shapes(node)]
     lists = [source.lists for source in sources if isinstance(source, Shard)]
     if len(lists) == len(sizes):
@@ -63,35 +69,42 @@ def _concatenate(graph: Graph, node: Node, sources: Sequence[Placement], num_ran
     sharded: Alternative = [
         (edge, Shard(partitions.contiguous(size, num_ranks)))
         for edge, size, source in zip(node.inputs, sizes, sources, strict=True)
-        if source == Replicate()
+        if source == home
     ]
-    alternatives = [sharded, _all_whole(node)] if min(sizes) >= num_ranks else [_all_whole(node)]
+    whole = _all_home(node, home)
+    alternatives = [sharded, whole] if min(sizes) >= num_ranks else [whole]
     raise Conflict(alternatives, _error(node, sources, "some are split and some are whole"))
 
 
-def _align(graph: Graph, node: Node, sources: Sequence[Placement]) -> tuple[Placement, tuple[str, ...]]:
+def _align(
+    graph: Graph, node: Node, sources: Sequence[Placement], home: Placement
+) -> tuple[Placement, tuple[str, ...]]:
     partial, summed = False, []
     wide: list[tuple[Edge, Placement]] = []
     for position, (edge, source) in enumerate(zip(node.inputs, sources, strict=True)):
         if channel_extent(graph, node, position)[1] > 1:
             wide.append((edge, source))
-        elif edge.node in graph.needs_gradient:
-            maker = graph.node(edge.node)
+            continue
+        maker = graph.node(edge.node)
+        if edge.node in graph.needs_gradient:
             summed += [parameter.name for parameter in maker.parameters if maker.kind == "parameter"]
             partial = partial or maker.kind != "parameter"
+        # Of other samples than those that own channels are of.
+        partial = partial or (isinstance(home, Samples) and maker.kind not in ("parameter", "constant"))
     targets = list(dict.fromkeys(source for _, source in wide if isinstance(source, Shard)))
     if partial:
-        raise Conflict([_all_whole(node)], _error(node, sources, "one is spread over the channels of the other"))
+        raise Conflict([_all_home(node, home)], _error(node, sources, "one is spread over the channels of the other"))
     if len(targets) == 1 and all(source == targets[0] for _, source in wide):
         return targets[0], tuple(summed)
     alternatives: list[Alternative] = [
         [(edge, target) for edge, source in wide if source != target] for target in targets
     ]
-    raise Conflict([*alternatives, _all_whole(node)], _error(node, sources, "their channels are split differently"))
+    alternatives.append(_all_home(node, home))
+    raise Conflict(alternatives, _error(node, sources, "their channels are split differently"))
 
 
-def _all_whole(node: Node) -> Alternative:
-    return [(edge, Replicate()) for edge in dict.fromkeys(node.inputs)]
+def _all_home(node: Node, home: Placement) -> Alternative:
+    return [(edge, home) for edge in dict.fromkeys(node.inputs)]
 
 
 def _error(node: Node, sources: Sequence[Placement], reason: str) -> ModelError:

@@ -1,4 +1,4 @@
-"""Where the channels of a tensor are on the channel axis, and the changes from one placement to another.
+"""Where a tensor is on the channel or data axis, and the changes from one placement to another.
 
 What each change does; in the backward the gradient takes the way back, exactly:
 
@@ -12,12 +12,19 @@ What each change does; in the backward the gradient takes the way back, exactly:
 | ``permute`` | sharded to sharded otherwise | all-gather, then own part | the same |
 | ``reduce_scatter`` | partial sums to sharded | reduce-scatter | all-gather |
 | ``all_reduce`` | partial sums to whole | all-reduce | nothing |
+| ``to_channels`` | own samples to own channels of all samples | all-to-all | all-to-all |
+| ``to_samples`` | own channels of all samples to own samples | all-to-all | all-to-all |
+| ``gather_samples`` | own samples, into work on own channels with all samples | all-gather | reduce-scatter |
+| ``scatter_samples`` | partial sums of all samples to own samples | reduce-scatter | all-gather |
 
-The gradient of a whole tensor is whole and equal on all ranks, that of a sharded one is sharded alike.
+The gradient of a whole tensor is whole and equal on all ranks, that of a sharded one, or of own samples, is placed
+alike. The last four are changes on the data axis; in between, its ranks hold own channels of the samples of all of
+them, those of the first rank first.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,9 +53,30 @@ class Shard:
         return "sharded " + "+".join(str(len(own)) for own in self.lists)
 
 
-Placement = Replicate | Shard
+@dataclass(frozen=True)
+class Samples:
+    """Every rank holds all channels of its own samples; a parameter is whole."""
 
-ChangeKind = Literal["none", "copy", "gather_sum", "gather", "slice", "permute", "reduce_scatter", "all_reduce"]
+    def __str__(self) -> str:
+        return "own samples"
+
+
+Placement = Replicate | Shard | Samples
+
+ChangeKind = Literal[
+    "none",
+    "copy",
+    "gather_sum",
+    "gather",
+    "slice",
+    "permute",
+    "reduce_scatter",
+    "all_reduce",
+    "to_channels",
+    "to_samples",
+    "gather_samples",
+    "scatter_samples",
+]
 
 
 @dataclass(frozen=True)
@@ -57,8 +85,8 @@ class Change:
 
     Args:
         kind: What it does.
-        source: Channels of each rank before; empty where the tensor is whole or a partial sum.
-        target: Channels of each rank after; empty where the tensor is whole.
+        source: Channels of each rank before; empty where it holds all of them.
+        target: Channels of each rank after; empty where it holds all of them.
     """
 
     kind: ChangeKind = "none"
@@ -73,8 +101,10 @@ def change_between(source: Placement, target: Placement) -> Change:
     if isinstance(source, Shard):
         if isinstance(target, Shard):
             return Change("permute", source.lists, target.lists)
-        return Change("gather", source.lists)
-    return Change("slice", (), target.lists) if isinstance(target, Shard) else Change()
+        return Change("to_samples" if isinstance(target, Samples) else "gather", source.lists)
+    if isinstance(target, Shard):
+        return Change("to_channels" if isinstance(source, Samples) else "slice", (), target.lists)
+    return Change()
 
 
 @dataclass(frozen=True)
@@ -88,3 +118,7 @@ class ParameterShard:
 
     dim: int
     lists: Lists
+
+    def num_elements(self, shape: tuple[int, ...], *, position: int) -> int:
+        """Elements of a rank's part of a tensor of a shape."""
+        return math.prod(shape) // shape[self.dim] * len(self.lists[position])

@@ -20,8 +20,17 @@ SCHEMA_VERSION = 1
 CHANNEL = "channel"
 """The axis along which channels are split."""
 
+DATA = "data"
+"""The axis along which the network's input is split by samples."""
+
 CHANNEL_SPLITS = ("out_channels", "in_channels", "groups", "channels", "whole")
 """What may be split along the channel axis."""
+
+DATA_SPLITS = ("out_channels", "in_channels", "groups", "channels", "samples")
+"""What may be split along the data axis."""
+
+Split = Literal["out_channels", "in_channels", "groups", "channels", "whole", "samples"]
+"""What one axis may split; ``whole`` on the channel axis alone, ``samples`` on the data axis alone."""
 
 Partition = Literal["contiguous", "round_robin"] | tuple[int, ...] | tuple[tuple[int, ...], ...]
 """Which channels each rank owns: by name, as the number of each rank, or as the list of each rank."""
@@ -32,17 +41,18 @@ class Choice:
     """How an operator is split along one axis.
 
     Args:
-        split: One of ``CHANNEL_SPLITS``.
+        split: One of ``CHANNEL_SPLITS``, or of ``DATA_SPLITS``.
         partition: Which channels of the result each rank owns; for ``in_channels`` with whole output, and where
             an input has to be split first, which channels of the input.
         keep_input: Whether an input gathered in the forward is kept for the backward; if not, it is gathered again.
-        output: Whether ``in_channels`` ends with every rank's own channels or with all of them on every rank.
+        output: Whether ``in_channels`` ends with every rank's own channels, with all of them on every rank, or, on
+            the data axis, with all channels of own samples.
     """
 
-    split: Literal["out_channels", "in_channels", "groups", "channels", "whole"]
+    split: Split
     partition: Partition = "contiguous"
     keep_input: bool = False
-    output: Literal["sharded", "whole"] = "sharded"
+    output: Literal["sharded", "whole", "samples"] = "sharded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +160,10 @@ class Plan:
     execution: Execution = field(default_factory=Execution)
     network: NetworkFacts | None = None
     foretold: Foretold | None = None
+
+    def names(self, axis: str) -> bool:
+        """Whether anything is said about an axis of the mesh."""
+        return any(axis in entry.axes for entry in self.entries)
 
     def choice(self, graph: Graph, node: Node, axis: str = CHANNEL) -> Choice | None:
         """What the plan says about an operator on an axis.

@@ -1,4 +1,4 @@
-"""From a graph and a plan to the placement of every tensor on the channel axis.
+"""From a graph and a plan to the placement of every tensor on the channel axis, and on the data axis.
 
 One walk over the operators in order. A weighted operator does what the plan says; the others follow their inputs. Where
 a tensor is not as an operator needs it, it is changed at the border of a module: of the operator's own, or of the
@@ -16,6 +16,10 @@ missing. What can't be brought together is an error; all of them are listed.
 | add, multiply, concat | all alike | alike; a concatenation of own channels |
 | flatten | as it is | the features of own channels |
 | what works along channels, opaque operators | whole | whole |
+
+On the data axis the same walk is done where the plan names it. There every rank has own samples where the channel axis
+has the whole: what is not named, batch norm (whose statistics are those of own samples) and what works along samples
+take and make own samples, and so does the network.
 """
 
 from __future__ import annotations
@@ -27,14 +31,12 @@ from convmesh.errors import ConfigError, ConvMeshError, MistakeList, ModelError,
 from convmesh.graph import Block, Edge, Graph, Node, choose_blocks
 from convmesh.graph.graph import SOURCES
 from convmesh.plan import followers, weighted
-from convmesh.plan.entries import entry_mistakes, torn_parameters
+from convmesh.plan.entries import entry_mistakes, exchanged_in, split_twice, torn_parameters
 from convmesh.plan.merging import Conflict, merge
 from convmesh.plan.partitions import contiguous
-from convmesh.plan.placement import ParameterShard, Placement, Replicate, Shard, change_between
-from convmesh.plan.plan import CHANNEL, Choice, Plan
+from convmesh.plan.placement import ParameterShard, Placement, Replicate, Samples, Shard, change_between
+from convmesh.plan.plan import CHANNEL, DATA, Choice, Plan
 from convmesh.plan.resolved import Resolved, ResolvedPlan
-
-_WHOLE = Choice(split="whole")
 
 
 def resolve(graph: Graph, plan: Plan) -> ResolvedPlan:
@@ -42,19 +44,18 @@ def resolve(graph: Graph, plan: Plan) -> ResolvedPlan:
 
     Args:
         graph: The network.
-        plan: The plan; its mesh says how many ranks the channel axis has.
+        plan: The plan; its mesh says how many ranks the axes have.
 
     Returns:
-        What becomes of every operator and tensor.
+        What becomes of every operator and tensor on the channel axis; on the data axis too, as its ``region``, where
+        the plan names it and it has several ranks.
 
     Raises:
         ConvMeshError: If something can't be done exactly; several things are listed together as a ``MistakeList``.
     """
-    # One rank holds all channels, whatever would be split among several.
-    alone = plan.mesh.size(CHANNEL) == 1
-    resolver = _Resolver(graph, dataclasses.replace(plan, entries=()) if alone else plan)
+    resolver = _Resolver(graph, plan, axis=CHANNEL)
     operators = resolver.run()
-    errors = [*resolver.errors, *(entry_mistakes(graph, plan) if alone else ())]
+    errors = [*entry_mistakes(graph, plan), *resolver.errors]
     recomputed: tuple[Block, ...] = ()
     try:
         recomputed = choose_blocks(graph, plan.execution.recompute or ())
@@ -62,22 +63,30 @@ def resolve(graph: Graph, plan: Plan) -> ResolvedPlan:
         errors += found.errors
     except ConvMeshError as found:
         errors.append(found)
+    region = None
+    if plan.names(DATA) and plan.mesh.size(DATA) > 1:
+        of_data = _Resolver(graph, plan, axis=DATA)
+        region = ResolvedPlan(graph=graph, plan=plan, operators=of_data.run(), axis=DATA)
+        errors += of_data.errors or (split_twice(graph, operators, region.operators) if not resolver.errors else [])
+        errors += exchanged_in(recomputed, region.operators)
     raise_all(errors)
-    return ResolvedPlan(graph=graph, plan=plan, operators=operators, recomputed=recomputed)
+    return ResolvedPlan(graph=graph, plan=plan, operators=operators, recomputed=recomputed, region=region)
 
 
 class _Resolver:
     """The walk and what it has decided so far."""
 
-    def __init__(self, graph: Graph, plan: Plan) -> None:
+    def __init__(self, graph: Graph, plan: Plan, *, axis: str) -> None:
         self._graph = graph
         self._plan = plan
-        self._num_ranks = plan.mesh.size(CHANNEL)
+        self._axis = axis
+        self._home: Placement = Samples() if axis == DATA else Replicate()
+        self._num_ranks = plan.mesh.size(axis)
         self._hosts = hosts(graph)
         self._wanted: dict[str, Placement] = {}
         self._given_up: set[str] = set()
         self._operators: dict[str, Resolved] = {}
-        self.errors: list[ConvMeshError] = entry_mistakes(graph, plan)
+        self.errors: list[ConvMeshError] = []
 
     def run(self) -> dict[str, Resolved]:
         """Walks until no tensor has to be changed any more."""
@@ -94,10 +103,10 @@ class _Resolver:
                 if self._bring_together(conflict):
                     return False
                 self._give_up(node, conflict.error)
-                entry = Resolved(node=node.name, split="whole", output=Replicate())
+                entry = Resolved(node=node.name, split=weighted.unsplit(self._axis), output=self._home)
             more = tuple(entry.output for _ in node.output_shapes[1:])
             self._operators[node.name] = dataclasses.replace(entry, more_outputs=more)
-        return all(self._make_whole(edge) for edge in self._graph.outputs)
+        return all(self._bring_home(edge) for edge in self._graph.outputs)
 
     def _give_up(self, node: Node, *errors: ConvMeshError) -> None:
         # The walk may come by again; an error is told once.
@@ -118,62 +127,81 @@ class _Resolver:
         return self._place_follower(node) if len(node.inputs) == 1 else self._place_merging(node)
 
     def _place_source(self, node: Node) -> Resolved:
-        placement = self._wanted.get(node.name, Replicate())
+        placement = self._wanted.get(node.name, self._home)
         shards = {}
         if isinstance(placement, Shard):
             shards[node.parameters[0].name] = ParameterShard(aligned_dims(self._graph, node).pop(), placement.lists)
-        return Resolved(node=node.name, split="whole", output=placement, shards=shards)
+        return Resolved(node=node.name, split=weighted.unsplit(self._axis), output=placement, shards=shards)
 
     def _place_weighted(self, node: Node) -> Resolved:
-        choice = self._plan.choice(self._graph, node) or _WHOLE
-        errors = weighted.refusals(self._graph, node, choice, num_ranks=self._num_ranks)
-        if not errors and choice.split != "whole" and (reason := not_replaceable(node, self._hosts)):
+        unsplit = weighted.unsplit(self._axis)
+        choice = self._choice(node) or Choice(split=unsplit)
+        errors = self._refusals(node, choice)
+        if not errors and choice.split != unsplit and (reason := not_replaceable(node, self._hosts)):
             errors = [
                 ConfigError(
                     f"{node.name} can't be split by '{choice.split}': {reason}",
-                    fix=f"Set '{node.name}: {{channel: whole}}', or give it a module of its own",
+                    fix=f"Set '{node.name}: {{{self._axis}: {unsplit}}}', or give it a module of its own",
                 )
             ]
         if errors:
             self._give_up(node, *errors)
-            choice = _WHOLE
-        source, wanted = self._placement(node.inputs[0]), self._wanted.get(node.name)
-        entry = weighted.place(node, source, choice, num_ranks=self._num_ranks, wanted=wanted)
+            choice = Choice(split=unsplit)
+        entry = weighted.place(
+            node,
+            self._placement(node.inputs[0]),
+            choice,
+            num_ranks=self._num_ranks,
+            wanted=self._wanted.get(node.name),
+            home=self._home,
+        )
         if len(node.inputs) > 1 or (entry.before.kind != "none" and node.name not in self._hosts):
             return self._place_merging(node)
         return entry
+
+    def _choice(self, node: Node) -> Choice | None:
+        # One rank holds all channels, whatever would be split among several.
+        return self._plan.choice(self._graph, node, self._axis) if self._num_ranks > 1 else None
+
+    def _refusals(self, node: Node, choice: Choice) -> list[ConvMeshError]:
+        return weighted.refusals(self._graph, node, choice, axis=self._axis, num_ranks=self._num_ranks)
 
     def _place_follower(self, node: Node) -> Resolved:
         source = self._placement(node.inputs[0])
         replaceable = node.name in self._hosts
         way = followers.follow(
-            self._graph, node, self._chosen(node, source), num_ranks=self._num_ranks, replaceable=replaceable
+            self._graph,
+            node,
+            self._chosen(node, source),
+            home=self._home,
+            num_ranks=self._num_ranks,
+            replaceable=replaceable,
         )
         if way.source != source and not replaceable:
             edge = node.inputs[0]
-            raise Conflict([[(edge, way.source)], [(edge, Replicate())]], self._unreachable(node))
+            raise Conflict([[(edge, way.source)], [(edge, self._home)]], self._unreachable(node))
         wanted = self._wanted.get(node.name, way.output)
         shards = followers.parameter_shards(node, way.source)
         return Resolved(
             node=node.name,
-            split="whole" if way.source == Replicate() else "channels",
+            split=weighted.unsplit(self._axis) if way.source == self._home else "channels",
             before=change_between(source, way.source),
             after=change_between(way.output, wanted),
             output=wanted,
             shards=shards,
-            summed=followers.summed_parameters(node, way.source, shards),
+            summed=self._summed(followers.summed_parameters(node, way.source, shards)),
         )
 
     def _chosen(self, node: Node, source: Placement) -> Placement:
-        choice = self._plan.choice(self._graph, node)
+        choice = self._choice(node)
         if choice is None:
             return source
-        errors = weighted.refusals(self._graph, node, choice, num_ranks=self._num_ranks)
+        errors = self._refusals(node, choice)
         if errors:
             self._give_up(node, *errors)
-        elif choice.split == "whole":
-            return Replicate()
-        elif source == Replicate():
+        elif choice.split in weighted.UNSPLIT:
+            return self._home
+        elif source == self._home:
             num_channels = self._graph.input_shapes(node)[0][1]
             return Shard(weighted.lists_of(choice, num_channels, self._num_ranks))
         return source
@@ -182,50 +210,54 @@ class _Resolver:
         sources = [self._placement(edge) for edge in node.inputs]
         if node.kind not in weighted.WEIGHTED:
             self._obey(node, sources)
-        output, summed = merge(self._graph, node, sources, num_ranks=self._num_ranks)
+        output, summed = merge(self._graph, node, sources, home=self._home, num_ranks=self._num_ranks)
         wanted = self._wanted.get(node.name, output)
         return Resolved(
             node=node.name,
-            split="whole" if output == Replicate() else "channels",
+            split=weighted.unsplit(self._axis) if output == self._home else "channels",
             after=change_between(output, wanted),
             output=wanted,
-            summed=summed,
+            summed=self._summed(summed),
         )
+
+    def _summed(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Whole parameters used for own channels; over the data axis all whole ones are summed once per update."""
+        return () if self._axis == DATA else names
 
     def _obey(self, node: Node, sources: Sequence[Placement]) -> None:
         """Asks for the inputs that the plan wants an operator with several of them to have."""
         targets = [self._chosen(node, source) for source in sources]
         if node.name in self._given_up or all(
-            (target == Replicate()) == (source == Replicate()) for target, source in zip(targets, sources, strict=True)
+            (target == self._home) == (source == self._home) for target, source in zip(targets, sources, strict=True)
         ):
             return
-        if node.kind == "concat" and targets[0] != Replicate():
+        if node.kind == "concat" and targets[0] != self._home:
             sizes = [shape[1] for shape in self._graph.input_shapes(node)]
             targets = [Shard(contiguous(size, self._num_ranks)) for size in sizes]
         wide = [
             (edge, target)
             for position, (edge, target) in enumerate(zip(node.inputs, targets, strict=True))
-            if target == Replicate() or followers.channel_extent(self._graph, node, position)[1] > 1
+            if target == self._home or followers.channel_extent(self._graph, node, position)[1] > 1
         ]
         raise Conflict([wide], self._unreachable(node))
 
     def _refuse_opaque(self, node: Node) -> None:
-        if any(self._placement(edge) != Replicate() for edge in node.inputs):
+        if any(self._placement(edge) != self._home for edge in node.inputs):
             error = ModelError(
                 f"ConvMesh knows no rule for {node.attributes['operator']} ({node.name}), whose input is split",
                 fix="Set 'opaque: gather' in the plan to make its input whole, or use a built-in module instead",
             )
             self._give_up(node, error)
 
-    def _make_whole(self, edge: Edge) -> bool:
-        if self._placement(edge) == Replicate():
+    def _bring_home(self, edge: Edge) -> bool:
+        if self._placement(edge) == self._home:
             return True
         error = ModelError(
             "the network's output can't be made whole",
             got=f"{edge} is {self._placement(edge)}",
             fix="Let a module of its own make it",
         )
-        if self._bring_together(Conflict([[(edge, Replicate())]], error)):
+        if self._bring_together(Conflict([[(edge, self._home)]], error)):
             return False
         self._give_up(self._graph.node(edge.node), error)
         return True
@@ -245,7 +277,7 @@ class _Resolver:
         if self._placement(edge) == target or found.get(node.name) == target:
             return True
         # What was decided before changes only from split to whole, so that the walks come to an end.
-        settled = node.name in self._wanted and (target != Replicate() or self._wanted[node.name] == Replicate())
+        settled = node.name in self._wanted and (target != self._home or self._wanted[node.name] == self._home)
         if settled or node.name in found:
             return False
         if self._can_change(node):
@@ -264,13 +296,14 @@ class _Resolver:
         return node.name in self._hosts and len(node.output_shapes) == 1
 
     def _follows(self, node: Node, edge: Edge, target: Placement) -> bool:
-        if target == Replicate():
-            return self._placement(edge) != Replicate()
+        if target == self._home:
+            return self._placement(edge) != self._home
         return self._graph.shape(edge)[1:2] == node.shape[1:2]
 
     def _unreachable(self, node: Node) -> ModelError:
         where = f" in {node.module}" if node.module and node.module != node.name else ""
-        reason = followers.needs_whole(self._graph, node) or "it is written as a function, or called several times"
+        reason = followers.needs_home(self._graph, node, self._home)
+        reason = reason or "it is written as a function, or called several times"
         return ModelError(
             f"{node.name} ({node.kind}{where}) can't work on the split channels of its input: {reason}; and no module "
             "stands before it at which they could be exchanged",

@@ -1,4 +1,4 @@
-"""What follows from a plan for a graph: what every operator, tensor and parameter is on the channel axis."""
+"""What follows from a plan for a graph: what every operator, tensor and parameter is on an axis."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from convmesh.graph import Block, Edge, Graph
 from convmesh.graph.graph import BUFFERS
 from convmesh.plan.placement import Change, ParameterShard, Placement, Shard
-from convmesh.plan.plan import CHANNEL, Plan
+from convmesh.plan.plan import CHANNEL, DATA, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """One operator on the channel axis.
+    """One operator on one axis.
 
     Args:
         node: Its name.
         split: How it is split: a weighted operator ``out_channels``, ``in_channels``, ``groups`` or ``whole``, another
-            one ``channels`` or ``whole``.
+            one ``channels`` or ``whole``; on the data axis ``samples`` stands for ``whole``.
         output: Where its first output is.
         more_outputs: Where its other outputs are.
         before: Change of its input at the border of its module.
@@ -45,6 +45,15 @@ class Resolved:
         return (self.output, *self.more_outputs)
 
     @property
+    def taken(self) -> Placement | None:
+        """Where an operator without mixing weights works on own channels; None for others, and where it has all."""
+        if self.split != "channels":
+            return None
+        if self.after.kind == "none":
+            return self.output
+        return Shard(self.after.source) if self.after.source else None
+
+    @property
     def changes_nothing(self) -> bool:
         """Whether its module can stay as it is: no change at its border and nothing of its own split."""
         return self.before.kind == "none" and self.after.kind == "none" and not self.shards and not self.summed
@@ -59,17 +68,27 @@ class ResolvedPlan:
         plan: The plan.
         operators: Node name to what becomes of it, in the order of the graph.
         recomputed: Blocks that the backward computes again, in the order of the graph.
+        axis: The axis that this tells of.
+        region: What is split by channels along the data axis, and where; None if nothing is.
     """
 
     graph: Graph
     plan: Plan
     operators: Mapping[str, Resolved]
     recomputed: tuple[Block, ...] = ()
+    axis: str = CHANNEL
+    region: ResolvedPlan | None = None
 
     @property
     def num_ranks(self) -> int:
-        """Ranks on the channel axis."""
-        return self.plan.mesh.size(CHANNEL)
+        """Ranks on the axis."""
+        return self.plan.mesh.size(self.axis)
+
+    @property
+    def split_axes(self) -> tuple[ResolvedPlan, ...]:
+        """What it tells of each axis along which something may be split by channels."""
+        own = (self,) if self.num_ranks > 1 else ()
+        return own if self.region is None else (*own, self.region)
 
     @property
     def parameters(self) -> dict[str, ParameterShard]:
@@ -90,14 +109,16 @@ class ResolvedPlan:
         Args:
             deterministic: Whether equal work gives equal bits.
         """
+        if self.axis == DATA:
+            return False  # What the ranks of the data axis have alike, they have summed together.
         return not deterministic or (self.plan.mesh.size("data") > 2 and not self.is_even)
 
     @property
     def num_whole_trainable(self) -> int:
-        """Elements of trainable parameters that every rank holds whole."""
-        shards = self.parameters
+        """Elements of trainable parameters of which all ranks of the axis hold the same; as many as on rank 0."""
+        shards, others = self.parameters, self.region.parameters if self.region is not None else {}
         return sum(
-            entry.num_elements
+            others[entry.name].num_elements(entry.shape, position=0) if entry.name in others else entry.num_elements
             for entry in self.graph.parameters
             if entry.trainable and entry.role not in BUFFERS and entry.name not in shards
         )
@@ -111,12 +132,13 @@ class ResolvedPlan:
 
         Args:
             edge: The tensor.
-            position: Of the rank on the channel axis.
+            position: Of the rank on the axis.
 
         Returns:
-            The shape.
+            The shape; own channels on the data axis are of the samples of all ranks, as many on each.
         """
         shape, placement = self.graph.shape(edge), self.placement(edge)
         if isinstance(placement, Shard):
-            return (shape[0], len(placement.lists[position]), *shape[2:])
+            num_samples = shape[0] * (self.num_ranks if self.axis == DATA else 1)
+            return (num_samples, len(placement.lists[position]), *shape[2:])
         return shape

@@ -1,4 +1,4 @@
-"""Convolutions and dense layers on the channel axis: the first rows of the table in `convmesh.plan.resolve`."""
+"""Convolutions and dense layers on one axis: the first rows of the table in `convmesh.plan.resolve`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from convmesh.geometry.channel_partition import ChannelPartition
 from convmesh.graph import Graph, Node, node_splits
 from convmesh.plan import partitions
 from convmesh.plan.partitions import Lists
-from convmesh.plan.placement import Change, ParameterShard, Placement, Replicate, Shard, change_between
-from convmesh.plan.plan import CHANNEL_SPLITS, Choice
+from convmesh.plan.placement import Change, ParameterShard, Placement, Replicate, Samples, Shard, change_between
+from convmesh.plan.plan import CHANNEL, CHANNEL_SPLITS, DATA, DATA_SPLITS, Choice, Split
 from convmesh.plan.resolved import Resolved
 from convmesh.plan.ways_out import regrouping_ways
 
@@ -60,23 +60,28 @@ class Weighted:
         return found
 
 
-def refusals(graph: Graph, node: Node, choice: Choice, *, num_ranks: int) -> list[ConvMeshError]:
+UNSPLIT = ("whole", "samples")
+"""Splits of an operator whose weight, on this axis, is whole."""
+
+
+def refusals(graph: Graph, node: Node, choice: Choice, *, num_ranks: int, axis: str = CHANNEL) -> list[ConvMeshError]:
     """Why an operator can't be split as it is asked for, whatever its input.
 
     Args:
         graph: The network.
         node: The operator.
         choice: What is asked for.
-        num_ranks: Ranks on the channel axis.
+        num_ranks: Ranks on the axis.
+        axis: Along which axis.
 
     Returns:
         The reasons; none if it can.
     """
-    if choice.split == "whole":
+    if choice.split in UNSPLIT:
         return []
     splits = node_splits(graph, node)
     if choice.split in splits.refused:
-        allowed = [name for name in CHANNEL_SPLITS if name in splits.allowed]
+        allowed = [name for name in (DATA_SPLITS if axis == DATA else CHANNEL_SPLITS) if name in splits.allowed]
         return [
             ConfigError(
                 f"{node.name} can't be split by '{choice.split}': {splits.refused[choice.split]}",
@@ -88,7 +93,7 @@ def refusals(graph: Graph, node: Node, choice: Choice, *, num_ranks: int) -> lis
             ConfigError(
                 f"{node.name} can't be split by '{choice.split}': its features are not dim 1 of its input",
                 got=f"output {node.shape}",
-                fix=f"Set '{node.name}: {{channel: whole}}'",
+                fix=f"Set '{node.name}: {{{axis}: {unsplit(axis)}}}'",
             )
         ]
     numbers = _numbers(graph, node)
@@ -98,9 +103,14 @@ def refusals(graph: Graph, node: Node, choice: Choice, *, num_ranks: int) -> lis
     short = next((name for name in needed if numbers[name] < num_ranks), None)
     if short is not None:
         more = regrouping_ways(graph, node, num_ranks) if short == "in_channels" else []
-        return [_too_few(node, short, numbers, num_ranks, more)]
+        return [_too_few(node, numbers, _Shortage(short, axis, num_ranks), more)]
     made = "out_channels" if node.kind in WEIGHTED else "channels"
     return [] if choice.split == "groups" else _wrong_partition(node, choice, numbers[made], num_ranks)
+
+
+def unsplit(axis: str) -> Split:
+    """What an operator is split by on an axis where its weight is whole."""
+    return "samples" if axis == DATA else "whole"
 
 
 def _numbers(graph: Graph, node: Node) -> dict[str, int]:
@@ -110,32 +120,53 @@ def _numbers(graph: Graph, node: Node) -> dict[str, int]:
     return {"out_channels": layer.num_out, "in_channels": layer.num_in, "groups": layer.groups}
 
 
-def place(node: Node, source: Placement, choice: Choice, *, num_ranks: int, wanted: Placement | None) -> Resolved:
+@dataclass(frozen=True, kw_only=True)
+class _Room:
+    """Where an operator stands, as ``place`` is told."""
+
+    source: Placement
+    home: Placement
+    num_ranks: int
+    wanted: Placement | None
+
+
+def place(
+    node: Node,
+    source: Placement,
+    choice: Choice,
+    *,
+    num_ranks: int,
+    wanted: Placement | None,
+    home: Placement = Replicate(),  # noqa: B008 - a value
+) -> Resolved:
     """Decides what becomes of a convolution or dense layer.
 
     Args:
         node: The operator; ``refusals`` has found nothing.
         source: Where its input is.
         choice: How it is split.
-        num_ranks: Ranks on the channel axis.
+        num_ranks: Ranks on the axis.
         wanted: Where its output must be, or None.
+        home: Where tensors are that are not split along channels.
 
     Returns:
         The operator with its changes at both borders.
     """
     layer = Weighted(node=node)
+    room = _Room(source=source, home=home, num_ranks=num_ranks, wanted=wanted)
     if choice.split == "out_channels":
-        return _by_outputs(layer, source, choice, num_ranks, wanted)
+        return _by_outputs(layer, choice, room)
     if choice.split == "in_channels":
-        return _by_inputs(layer, source, choice, num_ranks, wanted)
+        return _by_inputs(layer, choice, room)
     if choice.split == "groups":
-        return _by_groups(layer, source, num_ranks, wanted)
+        return _by_groups(layer, room)
+    output = room.wanted or room.home
     return Resolved(
         node=node.name,
-        split="whole",
-        before=change_between(source, Replicate()),
-        after=change_between(Replicate(), wanted or Replicate()),
-        output=wanted or Replicate(),
+        split=choice.split,
+        before=change_between(room.source, room.home),
+        after=change_between(room.home, output),
+        output=output,
     )
 
 
@@ -154,13 +185,13 @@ def lists_of(choice: Choice, num_channels: int, num_ranks: int) -> Lists:
     )
 
 
-def _by_outputs(
-    layer: Weighted, source: Placement, choice: Choice, num_ranks: int, wanted: Placement | None
-) -> Resolved:
-    own = Shard(lists_of(choice, layer.num_out, num_ranks))
-    if isinstance(wanted, Shard):
-        own = wanted
-    before = Change("gather_sum", source.lists) if isinstance(source, Shard) else Change("copy")
+def _by_outputs(layer: Weighted, choice: Choice, room: _Room) -> Resolved:
+    source, wanted = room.source, room.wanted
+    own = wanted if isinstance(wanted, Shard) else Shard(lists_of(choice, layer.num_out, room.num_ranks))
+    if isinstance(source, Shard):
+        before = Change("gather_sum", source.lists)
+    else:
+        before = Change("gather_samples" if isinstance(source, Samples) else "copy")
     return Resolved(
         node=layer.node.name,
         split="out_channels",
@@ -172,15 +203,17 @@ def _by_outputs(
     )
 
 
-def _by_inputs(
-    layer: Weighted, source: Placement, choice: Choice, num_ranks: int, wanted: Placement | None
-) -> Resolved:
-    own = source if isinstance(source, Shard) else Shard(partitions.contiguous(layer.num_in, num_ranks))
-    output: Placement = Replicate()
+def _by_inputs(layer: Weighted, choice: Choice, room: _Room) -> Resolved:
+    source = room.source
+    own = source if isinstance(source, Shard) else Shard(partitions.contiguous(layer.num_in, room.num_ranks))
+    output = room.home
     if choice.output == "sharded":
-        output = Shard(lists_of(choice, layer.num_out, num_ranks))
-    output = wanted or output
-    after = Change("reduce_scatter", (), output.lists) if isinstance(output, Shard) else Change("all_reduce")
+        output = Shard(lists_of(choice, layer.num_out, room.num_ranks))
+    output = room.wanted or output
+    if isinstance(output, Shard):
+        after = Change("reduce_scatter", (), output.lists)
+    else:
+        after = Change("scatter_samples" if isinstance(output, Samples) else "all_reduce")
     return Resolved(
         node=layer.node.name,
         split="in_channels",
@@ -194,11 +227,12 @@ def _by_inputs(
     )
 
 
-def _by_groups(layer: Weighted, source: Placement, num_ranks: int, wanted: Placement | None) -> Resolved:
+def _by_groups(layer: Weighted, room: _Room) -> Resolved:
+    source, wanted = room.source, room.wanted
     size_in, size_out = layer.num_in // layer.groups, layer.num_out // layer.groups
     groups = partitions.whole_groups(source.lists, size_in) if isinstance(source, Shard) else None
     if groups is None:
-        groups = partitions.contiguous(layer.groups, num_ranks)
+        groups = partitions.contiguous(layer.groups, room.num_ranks)
     own = Shard(partitions.expanded(groups, size_in))
     made = Shard(partitions.expanded(groups, size_out))
     # PyTorch keeps the weight of a transposed convolution by inputs: (in, out / groups, ...).
@@ -213,17 +247,25 @@ def _by_groups(layer: Weighted, source: Placement, num_ranks: int, wanted: Place
     )
 
 
-def _too_few(
-    node: Node, split: str, numbers: dict[str, int], num_ranks: int, regroupings: Sequence[str]
-) -> ConfigError:
-    ways = [f"keep it whole with '{node.name}: {{channel: whole}}'"]
+@dataclass(frozen=True)
+class _Shortage:
+    """Of what there are too few, for how many ranks of which axis."""
+
+    split: str
+    axis: str
+    num_ranks: int
+
+
+def _too_few(node: Node, numbers: dict[str, int], short: _Shortage, regroupings: Sequence[str]) -> ConfigError:
+    split, axis, num_ranks, home = short.split, short.axis, short.num_ranks, unsplit(short.axis)
+    ways = [f"keep it whole with '{node.name}: {{{axis}: {home}}}'"]
     other = next((name for name in ("out_channels", "in_channels") if numbers.get(name, 0) >= num_ranks), None)
     if other == "in_channels":
-        ways.insert(0, f"split it with '{node.name}: {{channel: {{split: in_channels, output: whole}}}}'")
+        ways.insert(0, f"split it with '{node.name}: {{{axis}: {{split: in_channels, output: {home}}}}}'")
     elif other:
-        ways.insert(0, f"split it with '{node.name}: {{channel: {other}}}'")
+        ways.insert(0, f"split it with '{node.name}: {{{axis}: {other}}}'")
     if numbers[split] > 1:
-        ways.append(f"use {numbers[split]} ranks on the axis 'channel'")
+        ways.append(f"use {numbers[split]} ranks on the axis '{axis}'")
     ways = [*regroupings, *ways]
     text = ", or ".join(ways)
     return ConfigError(

@@ -17,7 +17,7 @@ from convmesh.engines.contract import Arrays, Observation
 from convmesh.errors import ConfigError
 from convmesh.mesh import Mesh
 from convmesh.plan import CHANNEL
-from convmesh.plan.collectives import Expected, data_collectives, update_collectives
+from convmesh.plan.collectives import Expected, data_collectives, together, update_collectives
 from convmesh.training.compare import Worst, by_kind, compare, smallest_changes
 from convmesh.training.launch import launch, plan_launch
 from convmesh.training.planning import RunPlan
@@ -290,7 +290,7 @@ def _expected(subject: Subject, first: Observation) -> Mapping[str, Sequence[Exp
     if subject.run.engine == "mindspore":
         return _expected_of_mindspore(subject, first)
     slice_bytes = 0
-    if strategy.optimizer_sharding:
+    if strategy.optimizer_sharding and first.parameter_bytes:
         size = _BYTES[subject.dtype]
         slice_bytes = -(-sum(first.parameter_bytes) // size // num_shards) * size
     found["data"] = data_collectives(
@@ -301,14 +301,15 @@ def _expected(subject: Subject, first: Observation) -> Mapping[str, Sequence[Exp
         shared_bytes=slice_bytes,
         broadcasts=subject.device == "cpu",
     )
-    if subject.plan is not None:
-        found[CHANNEL] = update_collectives(
-            subject.plan.resolved,
+    for resolved in subject.plan.resolved.split_axes if subject.plan is not None else ():
+        told = update_collectives(
+            resolved,
             position=0,
             num_micro_batches=strategy.accumulation,
             element_bytes=_BYTES[subject.dtype],
             deterministic=subject.device == "cpu",
         )
+        found[resolved.axis] = together(found.get(resolved.axis, ()), told)
     return found
 
 

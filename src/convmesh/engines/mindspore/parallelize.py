@@ -60,10 +60,10 @@ def parallelize(network: nn.Cell, plan: Plan, *, axis: ChannelAxis | None = None
         world = own_world(plan.mesh)
         hide(network, **{_DATA_AXIS: data_axis(world)})
         axis = channel_axis(world)
-    if axis is None:
-        return network
     resolved = resolve(graph, plan)
     raise_all(refusals(network, resolved))
+    if axis is None:
+        return network
     return apply(network, resolved, axis)
 
 
@@ -121,6 +121,14 @@ def refusals(network: nn.Cell, resolved: ResolvedPlan) -> list[ConvMeshError]:
     Returns:
         One error per cell.
     """
+    if resolved.region is not None:
+        return [
+            ConfigError(
+                "this version splits channels along the axis 'data' on PyTorch only",
+                got="mindspore",
+                fix="Use --engine torch, or split them along the axis 'channel'",
+            )
+        ]
     cells = dict(network.cells_and_names())
     return [
         error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 
@@ -12,14 +14,18 @@ class Buffers:
     """The buffers of a network over the data axis.
 
     Args:
-        network: Its buffers must be equal on all ranks now.
+        network: Its buffers must be equal on all ranks now, but for ``parts``.
         axis: The data axis.
+        parts: Names of buffers of which every rank has another part.
     """
 
-    def __init__(self, network: nn.Module, *, axis: DataAxis) -> None:
+    def __init__(self, network: nn.Module, *, axis: DataAxis, parts: Collection[str] = ()) -> None:
         self._axis = axis
         self._places = [
-            (module, name) for module in network.modules() for name, buffer in module.named_buffers(recurse=False)
+            (module, name)
+            for path, module in network.named_modules()
+            for name, _ in module.named_buffers(recurse=False)
+            if (f"{path}.{name}" if path else name) not in parts
         ]
         self._before = [buffer.detach().clone() for buffer in self._current()]
 
@@ -80,4 +86,4 @@ class Buffers:
 
     def _current(self) -> list[Tensor]:
         # Looked up each time: a module may replace a buffer instead of changing it.
-        return [module._buffers[name] for module, name in self._places]  # type: ignore[misc]
+        return [module._buffers[name] for module, name in self._places]

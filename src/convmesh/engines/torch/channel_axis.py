@@ -16,9 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from convmesh.engines.contract import CollectiveCount
+from convmesh.plan import CHANNEL
 from convmesh.plan.partitions import Lists
-
-AXIS = "channel"
 
 
 @dataclass
@@ -34,10 +33,12 @@ class ChannelAxis:
         group: Their process group; None for a rank on its own.
         channels_last: Whether images travel, and arrive, in channels-last memory order. All ranks must agree: what
             order a tensor of one channel has, it does not tell itself.
+        name: Of the axis of the mesh.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, *, channels_last: bool = False) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, *, channels_last: bool = False, name: str = CHANNEL) -> None:
         self._group = group
+        self._name = name
         self._channels_last = channels_last
         self._ranks = dist.get_process_group_ranks(group) if group is not None else [0]
         self._position = dist.get_group_rank(group, dist.get_rank()) if group is not None else 0
@@ -53,6 +54,11 @@ class ChannelAxis:
         return len(self._ranks)
 
     @property
+    def name(self) -> str:
+        """Its name in the mesh."""
+        return self._name
+
+    @property
     def position(self) -> int:
         """Where this rank sits on the axis."""
         return self._position
@@ -64,7 +70,7 @@ class ChannelAxis:
     def counts(self) -> tuple[CollectiveCount, ...]:
         """What was communicated since ``begin_update``."""
         return tuple(
-            CollectiveCount(purpose=purpose, kind=kind, number=tally.number, num_bytes=tally.num_bytes, axis=AXIS)
+            CollectiveCount(purpose=purpose, kind=kind, number=tally.number, num_bytes=tally.num_bytes, axis=self._name)
             for (purpose, kind), tally in self._tallies.items()
         )
 

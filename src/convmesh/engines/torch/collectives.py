@@ -6,7 +6,7 @@ Gloo serves CPU tensors, NCCL those on a GPU.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ class DataAxis:
         self._group = group
         self._ranks = dist.get_process_group_ranks(group) if group is not None else [0]
         self._tallies: dict[tuple[str, str], _Tally] = {}
+        self._parts: frozenset[str] = frozenset()
 
     @property
     def size(self) -> int:
@@ -108,7 +109,12 @@ class DataAxis:
             work.wait()
 
     def data_parallel(
-        self, network: nn.Module, *, bucket_bytes: int, reduction: torch.dtype
+        self,
+        network: nn.Module,
+        *,
+        bucket_bytes: int,
+        reduction: torch.dtype,
+        parts: Collection[str] = (),
     ) -> DistributedDataParallel | nn.Module:
         """Wraps a network so that its backward sums gradients over the axis, bucket by bucket, as they get ready.
 
@@ -119,15 +125,19 @@ class DataAxis:
         place in the bucket.
 
         Args:
-            network: Its parameters must be equal on all ranks.
+            network: Its parameters must be equal on all ranks, but for ``parts``.
             bucket_bytes: A bucket is closed once it holds so many bytes.
             reduction: Type in which gradients travel.
+            parts: Parameters and buffers of which every rank has another part; their gradients are not summed.
 
         Returns:
-            The wrapped network, or the network itself on an axis of one.
+            The wrapped network, or the network itself where there is nothing to sum.
         """
-        if self._group is None:
+        self._parts = frozenset(parts)
+        if self._group is None or not self._summed(network):
             return network
+        # Tensor parallel modules of PyTorch tell DDP so, too, what is not its own.
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, list(parts))
         parallel = DistributedDataParallel(
             network,
             process_group=self._group,
@@ -142,10 +152,14 @@ class DataAxis:
 
     def count_used_parameters(self, network: nn.Module) -> None:
         """Counts the all-reduce by which DDP agrees on the parameters in use: one int32 each."""
-        if self._group is not None:
+        number = self._summed(network)
+        if self._group is not None and number:
             tally = self._tallies.setdefault(("gradients", "all-reduce"), _Tally())
             tally.number += 1
-            tally.num_bytes += 4 * sum(1 for parameter in network.parameters() if parameter.requires_grad)
+            tally.num_bytes += 4 * number
+
+    def _summed(self, network: nn.Module) -> int:
+        return sum(1 for name, entry in network.named_parameters() if entry.requires_grad and name not in self._parts)
 
     def _sum_bucket(self, bucket: Any, reduction: torch.dtype) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer()

@@ -29,6 +29,7 @@ from convmesh.geometry.regrouping import ChannelRegrouping
 from convmesh.mesh import Mesh
 from convmesh.plan import CHANNEL
 from convmesh.plan.load import load_plan
+from convmesh.plan.plan import DATA
 
 _SLURM_FIRST_PORT = 29500
 
@@ -43,6 +44,7 @@ class TorchEngine:
         self._world: World | None = None
         self._axis = DataAxis(None)
         self._channel: Any = None
+        self._region: Any = None
         self._was_deterministic = (False, False)
 
     def start(self, world: World) -> None:
@@ -79,7 +81,7 @@ class TorchEngine:
             deterministic, fill = self._was_deterministic
             torch.use_deterministic_algorithms(deterministic)
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
-        self._world, self._axis, self._channel = None, DataAxis(None), None
+        self._world, self._axis, self._channel, self._region = None, DataAxis(None), None, None
 
     def build_network(self, model: ModelConfig, *, num_classes: int, num_channels: int, seed: int) -> nn.Module:
         """Builds the network on the device, with initial weights that depend on the seed alone.
@@ -120,8 +122,8 @@ class TorchEngine:
     def build_step(self, network: nn.Module, run: RunConfig, *, pixel_scale: PixelScale) -> TorchTrainStep:
         """Makes a network trainable: broadcasts its parameters and buffers from the first rank, sets up the optimizer.
 
-        On a mesh with an axis ``channel``, or to recompute blocks, the plan that ``strategy.plan`` names is followed
-        first.
+        By the plan that ``strategy.plan`` names blocks are recomputed, and the network is split first, along the axis
+        ``channel`` and where the plan says so along ``data``.
 
         Raises:
             ModelError: If the ranks have built different networks, there is nothing to train, or it can't be split.
@@ -134,12 +136,13 @@ class TorchEngine:
         self._axis.broadcast_(list(tensors.values()), purpose="initial")
         if self._channel is not None:
             ChannelAxis(self._channel).broadcast_(list(tensors.values()), purpose="initial")
-        if self._channel is not None or execution_of(run).recompute:
+        splits = self._channel is not None or (run.strategy.plan is not None and self._axis.size > 1)
+        if splits or execution_of(run).recompute:
             network = self._follow_plan(network, run).to(self._device)
         return TorchTrainStep(network, run, pixel_scale=pixel_scale, axis=self._axis)
 
     def _follow_plan(self, network: nn.Module, run: RunConfig) -> nn.Module:
-        from convmesh.engines.torch.parallelize import parallelize
+        from convmesh.engines.torch.parallelize import REGION, parallelize
 
         mesh = self._world.mesh if self._world is not None else Mesh({})
         if run.strategy.plan is None:
@@ -148,8 +151,14 @@ class TorchEngine:
             )
         plan = load_plan(run.strategy.plan)
         plan = dataclasses.replace(plan, mesh=mesh, execution=plan.execution.over(execution_of(run)))
+        groups = {CHANNEL: self._channel}
+        if plan.names(DATA) and self._axis.size > 1 and self._world is not None:
+            self._region = self._region or _group(self._world, DATA, anew=True)
+            groups[REGION] = self._region
+            # Whole only here: what a device gets are the parts.
+            network = network.cpu()
         num_samples = max(1, run.train.global_batch // (mesh.size("data") * run.strategy.accumulation))
-        return parallelize(network, plan, num_samples=num_samples, groups={CHANNEL: self._channel})
+        return parallelize(network, plan, num_samples=num_samples, groups=groups)
 
     def load(self, reader: Reader, keys: Sequence[tuple[int, int, int]], *, num_workers: int) -> Iterator[Batch]:
         """Reads the micro-batches of ``keys`` in order through a ``DataLoader``, ahead of their use."""
@@ -229,13 +238,13 @@ def _join(world: World) -> None:
         ) from error
 
 
-def _group(world: World, axis: str) -> dist.ProcessGroup | None:
-    """The group of this rank along an axis; every rank makes all groups, in the same order."""
+def _group(world: World, axis: str, *, anew: bool = False) -> dist.ProcessGroup | None:
+    """The group of this rank along an axis, on request one of its own; every rank makes all groups, in one order."""
     if world.mesh.size(axis) == 1:
         return None
     own: dist.ProcessGroup | None = None
     for ranks in world.mesh.groups(axis):
-        group = dist.new_group(list(ranks)) if len(ranks) < world.num_ranks else dist.group.WORLD
+        group = dist.new_group(list(ranks)) if anew or len(ranks) < world.num_ranks else dist.group.WORLD
         if world.rank in ranks:
             own = group
     return own

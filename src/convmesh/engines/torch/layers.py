@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from convmesh.engines.torch.channel_axis import ChannelAxis
 from convmesh.engines.torch.recompute import is_repeating
-from convmesh.engines.torch.redistribution import check_channels, redistribute
+from convmesh.engines.torch.redistribution import check_channels, parts_of, redistribute
+from convmesh.engines.torch.sample_axis import Cut
 from convmesh.graph import Node, Parameter
 from convmesh.plan import Resolved
-from convmesh.plan.partitions import Lists
 from convmesh.plan.repetition import Repetition
 from convmesh.plan.weighted import Weighted
 
@@ -29,7 +29,7 @@ class ShardedWeighted(nn.Module):
     Args:
         node: The operator.
         resolved: What becomes of it.
-        axis: The channel axis.
+        axis: The axis along which it is split.
         parameters: Its parameters by name, this rank's part.
         again: Which changes of placement are needed again when blocks are recomputed.
     """
@@ -77,11 +77,10 @@ class ShardedWeighted(nn.Module):
         x, weight, bias = _autocast(x, weight, bias)
         last = bias if self._adds_bias_last else None
         first = None if self._adds_bias_last else bias
-        if self._before.kind == "gather_sum" and not self._keep_input:
-            gather = _blank if self._spares_before and is_repeating() else self._axis.gather
-            y: Tensor = _GatheredAgain.apply(
-                x, weight, first, (self._before.source, gather), self._operator, self._axis
-            )
+        if self._before.kind in ("gather_sum", "gather_samples") and not self._keep_input:
+            parts = parts_of(x, self._before, self._axis)
+            gather = _blank if self._spares_before and is_repeating() else _gathered
+            y: Tensor = _GatheredAgain.apply(x, weight, first, (parts, gather), self._operator, self._axis)
         else:
             x = redistribute(x, self._before, self._axis, spared=self._spares_before)
             y = self._operator(x, weight, first)
@@ -192,21 +191,21 @@ class _GatheredAgain(torch.autograd.Function):
         part: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        gathering: tuple[Lists, Callable[[Tensor, Lists], Tensor]],
+        gathering: tuple[Cut, Callable[[Tensor, Cut, ChannelAxis], Tensor]],
         operator: Convolution | Dense,
         axis: ChannelAxis,
     ) -> Tensor:
         ctx.save_for_backward(part, weight)
-        source, gather = gathering
-        ctx.has_bias, ctx.source, ctx.operator, ctx.axis = bias is not None, source, operator, axis
+        parts, gather = gathering
+        ctx.has_bias, ctx.parts, ctx.operator, ctx.axis = bias is not None, parts, operator, axis
         # When its block is recomputed and only the block's output needs it, any values will do.
-        return operator(gather(part, source), weight, bias)
+        return operator(gather(part, parts, axis), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         part, weight = ctx.saved_tensors
         x_wanted, weight_wanted, bias_wanted = ctx.needs_input_grad[:3]
-        whole = ctx.axis.gather(part, ctx.source) if weight_wanted else _blank(part, ctx.source)
+        whole = (_gathered if weight_wanted else _blank)(part, ctx.parts, ctx.axis)
         x_gradient, weight_gradient, bias_gradient = ctx.operator.backward(
             gradient,
             whole,
@@ -216,13 +215,19 @@ class _GatheredAgain(torch.autograd.Function):
         )
         del whole
         if x_wanted:
-            x_gradient = ctx.axis.reduce_scatter(x_gradient, ctx.source)
+            x_gradient = ctx.axis.reduce_scatter(x_gradient, ctx.parts.lists, dim=ctx.parts.dim)
         return x_gradient, weight_gradient, bias_gradient, None, None, None
 
 
-def _blank(part: Tensor, source: Lists) -> Tensor:
+def _gathered(part: Tensor, parts: Cut, axis: ChannelAxis) -> Tensor:
+    """The whole tensor."""
+    return axis.gather(part, parts.lists, dim=parts.dim)
+
+
+def _blank(part: Tensor, parts: Cut, _axis: ChannelAxis) -> Tensor:
     """A tensor of the whole input's shape, for a backward that needs no values of it."""
-    shape = (part.shape[0], sum(map(len, source)), *part.shape[2:])
+    shape = list(part.shape)
+    shape[parts.dim] = sum(map(len, parts.lists))
     return part.new_zeros(()).expand(shape)
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from convmesh.engines.torch.channel_axis import ChannelAxis
+from convmesh.engines.torch.sample_axis import Cut, SampleAxis
 from convmesh.graph import Node
 from convmesh.plan.placement import Shard
 
@@ -23,7 +24,8 @@ class ShardedDropout(nn.Module):
     Args:
         node: The operator.
         placement: Where its channels are.
-        axis: The channel axis.
+        axis: The axis. On the data axis every rank draws for its own samples, and masks are exchanged for those of
+            own channels: an all-to-all of a byte per element.
     """
 
     def __init__(self, node: Node, placement: Shard, axis: ChannelAxis) -> None:
@@ -45,12 +47,23 @@ class ShardedDropout(nn.Module):
         if not self.training or self._p == 0:
             return x
         pixels = [1] * (x.ndim - 2) if self._whole_channels else list(x.shape[2:])
-        shape = (x.shape[0], sum(map(len, self._placement.lists)), *pixels)
+        shape = (self._num_drawn(x), sum(map(len, self._placement.lists)), *pixels)
         is_last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
         order = torch.channels_last if is_last and not self._whole_channels else torch.contiguous_format
         mask = torch.empty(shape, dtype=torch.uint8, device=x.device, memory_format=order).bernoulli_(1 - self._p)
-        own = self._axis.own(mask, self._placement.lists).to(x.dtype)
+        own = self._own(mask).to(x.dtype)
         return x * (own.div_(1 - self._p) if self._p < 1 else own)
+
+    def _num_drawn(self, x: Tensor) -> int:
+        if isinstance(self._axis, SampleAxis):
+            return len(self._axis.samples.lists[self._axis.position])
+        return x.shape[0]
+
+    def _own(self, mask: Tensor) -> Tensor:
+        lists = self._placement.lists
+        if isinstance(self._axis, SampleAxis):
+            return self._axis.exchange(mask, cut=Cut(1, lists), joined=self._axis.samples, purpose="dropout")
+        return self._axis.own(mask, lists)
 
 
 class ShardedGroupNorm(nn.Module):

@@ -70,7 +70,10 @@ class Optimizer:
         self._config = config
         self._split = split
         self._orders = {name: StorageOrder.of(parameter) for name, parameter in self._parameters.items()}
-        self._shard = Shard(self._parameters, self._orders, axis=axis) if shard and axis.size > 1 else None
+        common = {n: p for n, p in self._parameters.items() if split is None or not split.is_of_data(n)}
+        self._shard = Shard(common, self._orders, axis=axis) if shard and axis.size > 1 and common else None
+        # What each rank of the data axis has another part of is nobody else's to update.
+        self._own = [name for name in self._parameters if self._shard is None or name not in common]
         self._pieces = self._make_pieces()
         self._optimizer = make_optimizer(config, [(self._parameters[p.name], p.value) for p in self._pieces])
         self._slots = _slots(config)
@@ -124,7 +127,8 @@ class Optimizer:
         arrays: Arrays = {}
         for torch_name in self._slots:
             slices = {piece.name: self._slot_of(piece, torch_name) for piece in self._pieces}
-            whole = self._shard.gather(slices) if self._shard is not None else self._unflatten(slices)
+            whole = self._unflatten({name: slices[name] for name in self._own})
+            whole |= self._shard.gather(slices) if self._shard is not None else {}
             for name in self._parameters:
                 arrays[f"{NEUTRAL_SLOTS[torch_name]}/{name}"] = to_array(whole[name])
         return arrays
@@ -157,15 +161,18 @@ class Optimizer:
             self._optimizer.state[piece.value] = state
 
     def _make_pieces(self) -> list[Piece]:
-        if self._shard is not None:
-            return [
-                Piece(name, nn.Parameter(self._shard.own_slice(name)), start, stop)
-                for name, (start, stop) in self._shard.own_ranges().items()
-            ]
-        return [
-            Piece(name, nn.Parameter(_flat_view(parameter, self._orders[name])), 0, parameter.numel())
-            for name, parameter in self._parameters.items()
+        shard = self._shard
+        ranges = shard.own_ranges() if shard is not None else {}
+        pieces = [
+            Piece(name, nn.Parameter(shard.own_slice(name)), start, stop)
+            for name, (start, stop) in ranges.items()
+            if shard is not None
         ]
+        for name in self._own:
+            parameter = self._parameters[name]
+            flat = _flat_view(parameter, self._orders[name])
+            pieces.append(Piece(name, nn.Parameter(flat), 0, parameter.numel()))
+        return pieces
 
     def _own_gradients(self) -> list[Tensor]:
         own: list[Tensor] = []
@@ -177,7 +184,7 @@ class Optimizer:
         return own
 
     def _unflatten(self, flats: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: self._orders[name].unflatten(flats[name], p.shape) for name, p in self._parameters.items()}
+        return {name: self._orders[name].unflatten(flat, self._parameters[name].shape) for name, flat in flats.items()}
 
     def _slot_of(self, piece: Piece, torch_name: str) -> Tensor:
         state = self._optimizer.state.get(piece.value, {})

@@ -1,4 +1,4 @@
-"""Splitting a network along channels: modules are replaced in place, by others of the same name.
+"""Splitting a network by channels: modules are replaced in place, by others of the same name.
 
 Parameters are cut one by one; a whole one is freed when its part is made.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from convmesh.engines.contract import Arrays
 from convmesh.engines.torch.channel_axis import ChannelAxis
-from convmesh.engines.torch.channel_split import ChannelSplit, note_split, split_of
+from convmesh.engines.torch.channel_split import ChannelSplit, Parts, note_split, split_of
 from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.layers import ShardedWeighted
 from convmesh.engines.torch.layers_local import ShardedDropout, ShardedGroupNorm
@@ -22,6 +22,7 @@ from convmesh.engines.torch.recompute import recompute
 from convmesh.engines.torch.recompute import refusals as refused_blocks
 from convmesh.engines.torch.redistribution import redistribute
 from convmesh.engines.torch.regroup import keep_zeros, regrouped_of
+from convmesh.engines.torch.sample_axis import SampleAxis
 from convmesh.engines.torch.state import export_network
 from convmesh.engines.torch.trace import trace
 from convmesh.errors import ConfigError, ConvMeshError, ModelError, raise_all
@@ -29,8 +30,12 @@ from convmesh.graph import Node
 from convmesh.plan import CHANNEL, Plan, Resolved, ResolvedPlan, resolve
 from convmesh.plan.network import plan_mismatches
 from convmesh.plan.placement import Change, ParameterShard, Shard
+from convmesh.plan.plan import DATA
 from convmesh.plan.repetition import Repetition, repetition
 from convmesh.plan.weighted import WEIGHTED
+
+REGION = "region"
+"""Name of a second group of the data axis: its exchanges and the sums of gradients are not to wait for each other."""
 
 _DATA_AXIS, _RECOMPUTED = "_convmesh_data_axis", "_convmesh_recomputed"
 
@@ -38,13 +43,16 @@ _DATA_AXIS, _RECOMPUTED = "_convmesh_data_axis", "_convmesh_recomputed"
 def parallelize(
     network: nn.Module, plan: Plan, *, num_samples: int = 2, groups: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """Splits a network along the axis ``channel`` and recomputes the blocks of its plan; ranks call it with equal ones.
+    """Splits a network by channels, along ``channel`` and where its plan says so ``data``, and recomputes its blocks.
+
+    All ranks call it with equal networks.
 
     Args:
         network: Changed in place; its parameters and buffers are equal on all ranks.
         plan: The plan; it must note the network that it was made for.
         num_samples: Samples with which the network is read; any number that it takes.
-        groups: Process group of this rank per axis of the mesh; made from the mesh if left out.
+        groups: Process group of this rank per axis of the mesh, and under ``REGION`` a second one of the data axis;
+            made from the mesh if left out.
 
     Returns:
         The network.
@@ -69,9 +77,15 @@ def parallelize(
         object.__setattr__(network, _DATA_AXIS, DataAxis(make_group(plan, "data")))
     resolved = resolve(graph, plan)
     raise_all(refusals(network, resolved))
-    if plan.mesh.size(CHANNEL) > 1:
-        group = groups[CHANNEL] if groups is not None else make_group(plan, CHANNEL)
-        apply(network, resolved, ChannelAxis(group, channels_last=_is_channels_last(network)))
+    if resolved.split_axes:
+        is_last = _is_channels_last(network)
+        given = groups or {}
+        channel = data = None
+        if plan.mesh.size(CHANNEL) > 1:
+            channel = given[CHANNEL] if groups is not None else make_group(plan, CHANNEL)
+        if resolved.region is not None:
+            data = SampleAxis(given[REGION] if groups is not None else make_group(plan, DATA), channels_last=is_last)
+        apply(network, resolved, ChannelAxis(channel, channels_last=is_last), data)
     if resolved.recomputed:
         recompute(network, resolved.recomputed)
         object.__setattr__(network, _RECOMPUTED, True)
@@ -95,7 +109,8 @@ def reduce_gradients(network: nn.Module) -> None:
     """Sums the gradients over the data axis, after the last backward of an update; all ranks call it.
 
     Every rank back-propagates its own samples' losses divided by the number of samples of the *global* batch. Gradients
-    of split parameters, and of whole ones, are right on the channel axis already.
+    of split parameters, and of whole ones, are right on the channel axis already, and so are those of parameters that
+    are split along the data axis.
 
     Args:
         network: Split by ``parallelize``.
@@ -108,8 +123,9 @@ def reduce_gradients(network: nn.Module) -> None:
         raise ModelError("this network is not split", fix="Split it with convmesh.parallelize(network, plan)")
     gradients = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
     if axis is not None:
-        for gradient in gradients.values():
-            axis.sum_(gradient, purpose="gradients")
+        for name, gradient in gradients.items():
+            if split is None or not split.is_of_data(name):
+                axis.sum_(gradient, purpose="gradients")
     if split is not None:
         split.equalize_(gradients)
 
@@ -142,13 +158,16 @@ def original_state(network: nn.Module, arrays: Arrays) -> Arrays:
     return arrays if layer is None else layer.to_original(arrays)
 
 
-def apply(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.Module:
+def apply(
+    network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis, data_axis: SampleAxis | None = None
+) -> nn.Module:
     """Replaces what a resolved plan splits.
 
     Args:
         network: Changed in place.
         resolved: The plan, applied to the graph of this network.
         axis: The channel axis.
+        data_axis: The data axis, if channels are split along it.
 
     Returns:
         The network.
@@ -156,7 +175,26 @@ def apply(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.M
     Raises:
         ModelError: If a module that has to be replaced holds more than its operator.
     """
-    shards = _cut_parameters(network, resolved, axis)
+    shards: dict[str, ParameterShard] = {}
+    of_data, dropouts = None, []
+    if axis.size > 1:
+        shards = _cut_parameters(network, resolved, axis)
+        _replace_all(network, resolved, axis)
+        _sum_gradients(network, resolved, axis)
+        _keep_zeros(network, shards, axis)
+    if data_axis is not None and resolved.region is not None:
+        of_data = Parts(data_axis, _cut_parameters(network, resolved.region, data_axis))
+        _replace_all(network, resolved.region, data_axis)
+        _keep_zeros(network, of_data.shards, data_axis)
+        shards |= of_data.shards
+        names = [node.module for node in resolved.graph if resolved.region.operators[node.name].split == "channels"]
+        modules = (network.get_submodule(name) for name in names)
+        dropouts = [module for module in modules if isinstance(module, ShardedDropout)]
+    note_split(network, ChannelSplit(resolved, axis, shards, of_data, tuple(dropouts)))
+    return network
+
+
+def _replace_all(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> None:
     again = repetition(resolved)
     for node in resolved.graph:
         entry = resolved.operators[node.name]
@@ -166,7 +204,7 @@ def apply(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.M
             own = _own_parameters(network, node)
             _replace(network, node, ShardedWeighted(node, entry, axis, own, again=again))
             continue
-        taken = _taken(entry)
+        taken = entry.taken
         if node.kind == "dropout" and isinstance(taken, Shard):
             _replace(network, node, ShardedDropout(node, taken, axis))
         elif node.kind == "group_norm" and isinstance(taken, Shard):
@@ -174,10 +212,6 @@ def apply(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.M
         elif node.kind == "instance_norm" and entry.shards:
             _tell_width(network.get_submodule(node.module), len(next(iter(entry.shards.values())).lists[axis.position]))
         _change_at_border(network, node, entry, axis, again)
-    _sum_gradients(network, resolved, axis)
-    _keep_zeros(network, shards, axis)
-    note_split(network, ChannelSplit(resolved, axis, shards))
-    return network
 
 
 def make_group(plan: Plan, axis: str) -> Any:
@@ -207,15 +241,6 @@ def make_group(plan: Plan, axis: str) -> Any:
         if dist.get_rank() in ranks:
             own = group
     return own
-
-
-def _taken(entry: Resolved) -> Any:
-    """Where an operator takes its input, if it works on it without another change."""
-    if entry.split != "channels":
-        return None
-    if entry.after.kind == "none":
-        return entry.output
-    return Shard(entry.after.source) if entry.after.source else None
 
 
 def _cut_parameters(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> dict[str, ParameterShard]:
@@ -283,16 +308,27 @@ def _replace(network: nn.Module, node: Node, module: nn.Module) -> None:
             f"{node.name} can't be replaced: its module holds more than the operator needs", got=", ".join(surplus)
         )
     module.train(old.training)
+    for hook in old._forward_pre_hooks.values():
+        if isinstance(hook, _BeforeHook):
+            module.register_forward_pre_hook(hook)
+    for after in old._forward_hooks.values():
+        if isinstance(after, _AfterHook):
+            module.register_forward_hook(after)
     path, _, leaf = node.module.rpartition(".")
     network.get_submodule(path)._modules[leaf] = module
 
 
 def _change_at_border(network: nn.Module, node: Node, entry: Resolved, axis: ChannelAxis, again: Repetition) -> None:
     module = network.get_submodule(node.module) if node.module else network
+    # What is split along the data axis has all channels of the channel axis, and the other way round: the axis along
+    # which the operator itself is split makes its changes next to it, inside of those of the other.
+    samples = entry.split == "samples"
     if entry.before.kind != "none":
-        module.register_forward_pre_hook(_BeforeHook(entry.before, axis, spared=again.spares_before(node.name)))
+        before = _BeforeHook(entry.before, axis, spared=again.spares_before(node.name))
+        module.register_forward_pre_hook(before, prepend=samples)
     if entry.after.kind != "none":
-        module.register_forward_hook(_AfterHook(entry.after, axis, spared=again.spares_after(node.name)))
+        after = _AfterHook(entry.after, axis, spared=again.spares_after(node.name))
+        module.register_forward_hook(after, prepend=not samples and axis.name == DATA)
 
 
 class _BeforeHook:

@@ -1,4 +1,4 @@
-"""Changes of placement on the channel axis with their exact gradients: the table of `convmesh.plan.placement`.
+"""Changes of placement with their exact gradients: the table of `convmesh.plan.placement`.
 
 Channels are dim 1 of every tensor.
 """
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from convmesh.engines.torch.channel_axis import ChannelAxis
 from convmesh.engines.torch.recompute import Spared, is_repeating
+from convmesh.engines.torch.sample_axis import Cut, SampleAxis
 from convmesh.errors import ModelError
 from convmesh.plan.partitions import Lists
 from convmesh.plan.placement import Change
@@ -23,7 +24,7 @@ def redistribute(tensor: Tensor, change: Change, axis: ChannelAxis, *, spared: b
     Args:
         tensor: As the change's source says: (N, channels, ...).
         change: The change; ``none`` gives the tensor itself.
-        axis: The channel axis.
+        axis: The axis; for changes from and to own samples a `SampleAxis`.
         spared: Whether nothing needs the result when a block is recomputed, so that nothing is communicated then.
 
     Returns:
@@ -42,6 +43,13 @@ def redistribute(tensor: Tensor, change: Change, axis: ChannelAxis, *, spared: b
         return zeros
     result: Tensor = _FUNCTIONS[change.kind].apply(tensor, change.source, change.target, axis)
     return result
+
+
+def parts_of(part: Tensor, change: Change, axis: ChannelAxis) -> Cut:
+    """How a tensor that a change gathers is split over the ranks: by samples, which are told, or by channels."""
+    if change.kind == "gather_samples" and isinstance(axis, SampleAxis):
+        return axis.tell(part)
+    return Cut(1, change.source)
 
 
 def check_channels(tensor: Tensor, num_channels: int) -> None:
@@ -154,6 +162,59 @@ class _AllReduce(torch.autograd.Function):
         return gradient, None, None, None
 
 
+class _ToChannels(torch.autograd.Function):
+    """Own samples to own channels of all samples."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, _source: Lists, target: Lists, axis: SampleAxis) -> Tensor:
+        check_channels(part, sum(map(len, target)))
+        ctx.axis, ctx.channels, ctx.samples = axis, Cut(1, target), axis.tell(part)
+        return axis.exchange(part, cut=ctx.channels, joined=ctx.samples)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return ctx.axis.exchange(gradient, cut=ctx.samples, joined=ctx.channels), None, None, None
+
+
+class _ToSamples(torch.autograd.Function):
+    """Own channels of all samples to own samples."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, source: Lists, _target: Lists, axis: SampleAxis) -> Tensor:
+        ctx.axis, ctx.channels, ctx.samples = axis, Cut(1, source), axis.samples
+        return axis.exchange(part, cut=ctx.samples, joined=ctx.channels)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return ctx.axis.exchange(gradient, cut=ctx.channels, joined=ctx.samples), None, None, None
+
+
+class _GatherSamples(torch.autograd.Function):
+    """Own samples to all samples, for work of which every rank does its channels."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, _source: Lists, _target: Lists, axis: SampleAxis) -> Tensor:
+        ctx.axis, ctx.samples = axis, axis.tell(part)
+        return axis.gather(part, ctx.samples.lists, dim=0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return ctx.axis.reduce_scatter(gradient, ctx.samples.lists, dim=0), None, None, None
+
+
+class _ScatterSamples(torch.autograd.Function):
+    """Summands of all samples to own samples of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, _source: Lists, _target: Lists, axis: SampleAxis) -> Tensor:
+        ctx.axis, ctx.samples = axis, axis.samples
+        return axis.reduce_scatter(partial, ctx.samples.lists, dim=0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return ctx.axis.gather(gradient, ctx.samples.lists, dim=0), None, None, None
+
+
 _FUNCTIONS: dict[str, Any] = {
     "copy": _Copy,
     "gather": _Gather,
@@ -162,4 +223,8 @@ _FUNCTIONS: dict[str, Any] = {
     "permute": _Permute,
     "reduce_scatter": _ReduceScatter,
     "all_reduce": _AllReduce,
+    "to_channels": _ToChannels,
+    "to_samples": _ToSamples,
+    "gather_samples": _GatherSamples,
+    "scatter_samples": _ScatterSamples,
 }

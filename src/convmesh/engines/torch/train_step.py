@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from convmesh.config.schema import RunConfig
 from convmesh.engines.contract import Arrays, Batch, CollectiveCount, EvalSums, PixelScale, TrainState, UpdateResult
+from convmesh.engines.filling import filled
 from convmesh.engines.torch.average import WeightAverage
 from convmesh.engines.torch.buffers import Buffers
 from convmesh.engines.torch.channel_split import split_of
@@ -65,12 +66,14 @@ class TorchTrainStep:
         self._optimizer = Optimizer(
             parameters, run.optimizer, axis=axis, shard=run.strategy.optimizer_sharding, split=self._split
         )
-        self._buffers = Buffers(network, axis=axis)
+        parts = self._split.of_data.shards if self._split is not None and self._split.of_data is not None else {}
+        self._buffers = Buffers(network, axis=axis, parts=parts)
         self._average = WeightAverage(network, decay=run.train.weight_average) if run.train.weight_average > 0 else None
         self._parallel = axis.data_parallel(
             network,
             bucket_bytes=run.strategy.bucket_bytes,
             reduction=DTYPES[run.precision.gradient_reduction],
+            parts=parts,
         )
 
     def update(
@@ -89,9 +92,11 @@ class TorchTrainStep:
         """
         self._axis.begin_update()
         if self._split is not None:
-            self._split.axis.begin_update()
+            self._split.begin_update()
         self._buffers.remember()
         self._optimizer.clear_gradients()
+        if self._split is not None and self._split.of_data is not None:
+            micro_batches = filled(micro_batches, run=self._run, num_shards=self._axis.size, global_count=global_count)
         batches = [to_device(batch, self._device) for batch in micro_batches]
         losses = []
         for micro, batch in enumerate(batches):
@@ -111,7 +116,7 @@ class TorchTrainStep:
             self._num_updates += 1
             if self._average is not None:
                 self._average.update()
-        self._counts = self._axis.counts() + (self._split.axis.counts() if self._split is not None else ())
+        self._counts = self._axis.counts() + (self._split.counts() if self._split is not None else ())
         return UpdateResult(
             loss_sum=torch.stack(losses).sum(),
             overflow=overflow,
@@ -122,7 +127,7 @@ class TorchTrainStep:
     def evaluate(self, batch: Batch) -> EvalSums:
         """Runs one batch in evaluation mode, with averaged weights if there are any; without label smoothing."""
         batch = to_device(batch, self._device)
-        _set_mode(self._network, training=False)
+        self._set_mode(training=False)
         forward = self._network if self._average is None else self._average.scores
         scores_NK = self._objective.scores(forward, batch)
         correct_N = (scores_NK.argmax(dim=1) == batch.labels_N) * batch.weights_N
@@ -182,8 +187,9 @@ class TorchTrainStep:
         self._num_updates = state.num_updates
 
     def local_tensors(self) -> Arrays:
-        """This rank's copy of every parameter and persistent buffer."""
-        return export_network(self._network)
+        """This rank's copy of every parameter and persistent buffer that the data axis has alike."""
+        tensors, split = export_network(self._network), self._split
+        return {name: tensor for name, tensor in tensors.items() if split is None or not split.is_of_data(name)}
 
     def collectives(self) -> tuple[CollectiveCount, ...]:
         """What the last update communicated."""
@@ -205,7 +211,9 @@ class TorchTrainStep:
     def _backward(self, batch: TorchBatch, *, factor: float, reduce: bool) -> Tensor:
         # A filler takes part in the collectives and leaves no trace: in evaluation mode batch norm learns nothing
         # from it, and accepts a single value per channel.
-        _set_mode(self._network, training=batch.num_real > 0)
+        self._set_mode(training=batch.num_real > 0)
+        if self._split is not None:
+            self._split.drop(training=True)
         if isinstance(self._parallel, DistributedDataParallel) and not reduce:
             with self._parallel.no_sync():
                 return self._loss(batch, factor)
@@ -217,6 +225,12 @@ class TorchTrainStep:
         loss = losses_N.sum()
         (loss * factor).backward()
         return loss.detach()
+
+    def _set_mode(self, *, training: bool) -> None:
+        if self._network.training != training:
+            self._network.train(training)
+        if self._split is not None:
+            self._split.drop(training=training)
 
     def _seed(self, update_index: int, micro: int) -> None:
         seed_generators(self._run.train.seed, update_index, self._axis.position, micro)
@@ -233,8 +247,3 @@ def seed_generators(seed: int, update_index: int, shard: int, micro: int) -> Non
     """
     entropy = (seed, update_index, shard, micro)
     torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1)))
-
-
-def _set_mode(network: nn.Module, *, training: bool) -> None:
-    if network.training != training:
-        network.train(training)

@@ -235,7 +235,9 @@ class _Notes:
     def observation(self, gradients: Arrays, state: Arrays, **facts: Any) -> Observation:
         """All that was noted."""
         trainable = {name for name, _ in self._network.named_parameters()}
-        buffers = [buffer for buffer in self._network.buffers() if buffer.is_floating_point()]
+        buffers = {name: buffer for name, buffer in self._network.named_buffers() if buffer.is_floating_point()}
+        split = split_of(self._network)
+        parts = split.of_data.shards if split is not None and split.of_data is not None else {}
         return Observation(
             losses=tuple(self.losses),
             outputs=tuple(to_array(output) for output in self._outputs),
@@ -243,8 +245,12 @@ class _Notes:
             parameters={name: array for name, array in state.items() if name in trainable},
             buffers={name: array for name, array in state.items() if name not in trainable},
             saved_bytes=self._most_saved,
-            parameter_bytes=tuple(_num_bytes(p) for p in self._network.parameters() if p.requires_grad),
-            buffer_bytes=sum(map(_num_bytes, buffers)),
+            parameter_bytes=tuple(
+                _num_bytes(entry)
+                for name, entry in self._network.named_parameters()
+                if entry.requires_grad and name not in parts
+            ),
+            buffer_bytes=sum(_num_bytes(buffer) for name, buffer in buffers.items() if name not in parts),
             **facts,
         )
 
