@@ -169,8 +169,8 @@ def test_all_shards_run_equally_many_micro_batches(sampler: Any, num_samples: in
 
 def test_blocks_that_exchange_samples_are_not_recomputed() -> None:
     operators = region_of(small(), on_data({"conv2": "out_channels", "fc": "in_channels"})).operators
-    ends = Edge("input"), Edge("relu1")
-    early = Block("early", ("conv1", "relu1"), ("conv1", "relu1"), *ends)
-    late = Block("late", ("relu2", "pool"), ("relu2", "pool"), *ends)
+    ends = {"input": Edge("input"), "output": Edge("relu1")}
+    early = Block(name="early", modules=("conv1", "relu1"), nodes=("conv1", "relu1"), **ends)
+    late = Block(name="late", modules=("relu2", "pool"), nodes=("relu2", "pool"), **ends)
     (error,) = exchanged_in([early, late], operators)
     assert "the block late can't be recomputed: relu2 exchanges samples along the axis 'data'" in str(error)
