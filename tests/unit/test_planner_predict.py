@@ -14,7 +14,7 @@ from convmesh.config.load import parse_config
 from convmesh.errors import ConfigError
 from convmesh.graph import blocks, total_cost
 from convmesh.graph.resize import with_samples
-from convmesh.plan import Execution
+from convmesh.plan import Choice, Entry, Execution, resolve
 from convmesh.plan.activations import rank_activations
 from convmesh.planner.cluster import Cluster
 from convmesh.planner.predict import at_micro_batch, predict
@@ -260,3 +260,13 @@ def test_links_that_a_cluster_lacks_are_told() -> None:
     alone = dataclasses.replace(CLUSTER, links=dataclasses.replace(CLUSTER.links, between=None))
     with pytest.raises(ConfigError, match="links between nodes"):
         predict(candidate_of(GRAPH, axes={"data": 16}), alone)
+
+
+def test_a_plan_that_exchanges_samples_for_channels_is_not_guessed_at() -> None:
+    resolved = candidate_of(GRAPH).resolved
+    last = [node.name for node in GRAPH if node.kind == "dense"][-1]
+    entry = Entry(pattern=last, axes={"data": Choice(split="out_channels")})
+    plan = dataclasses.replace(resolved.plan, entries=(entry,))
+    candidate = dataclasses.replace(candidate_of(GRAPH), resolved=resolve(GRAPH, plan))
+    with pytest.raises(ConfigError, match="along the axis 'data' can't be foretold"):
+        predict(candidate, CLUSTER)

@@ -7,11 +7,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from convmesh.errors import ConfigError
 from convmesh.graph import Activations, repeated
 from convmesh.graph.resize import with_samples
 from convmesh.plan import CHANNEL, ResolvedPlan
 from convmesh.plan.activations import rank_activations
 from convmesh.plan.placement import Shard
+from convmesh.plan.plan import DATA
 from convmesh.planner.cluster import Cluster
 from convmesh.planner.memory import memory_use
 from convmesh.planner.messages import LocalParameters, local_parameters, slice_bytes, update_messages
@@ -31,9 +33,15 @@ def predict(candidate: Candidate, cluster: Cluster | CostModel) -> Prediction:
         The prediction: seconds of the slowest rank, memory of the one that needs most.
 
     Raises:
-        ConfigError: If the cluster says nothing of links that the plan needs.
+        ConfigError: If the cluster says nothing of links that the plan needs, or the plan splits channels along data.
         ModelError: If the network can't be told for the plan's micro-batch.
     """
+    if candidate.resolved.region is not None:
+        raise ConfigError(
+            "the seconds and memory of a plan that splits channels along the axis 'data' can't be foretold",
+            got=", ".join(entry.pattern for entry in candidate.resolved.plan.entries if DATA in entry.axes),
+            fix="Measure it: convmesh verify compares its memory, convmesh train its seconds",
+        )
     model = cluster if isinstance(cluster, CostModel) else CostModel(cluster)
     local = at_micro_batch(candidate, model.cluster)
     ranks = [_Rank.of(local, model, position) for position in positions(local.resolved)]
