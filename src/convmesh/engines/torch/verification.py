@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from convmesh.config.schema import RunConfig
 from convmesh.engines.contract import Arrays, Batch, Exercise, Observation, PixelScale
 from convmesh.engines.observing import jittered
+from convmesh.engines.torch.channel_split import split_of
 from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.engine import TorchEngine
 from convmesh.engines.torch.loader import to_device
