@@ -19,7 +19,12 @@ from convmesh.graph import Graph, differences, output_shapes, saved_activations,
 from convmesh.graph import kinds as make
 from convmesh.graph.canonical import build_graph
 from convmesh.graph.resize import with_samples
+from convmesh.mesh import Mesh
 from convmesh.models.torch import build
+from convmesh.plan import Plan, resolve
+from convmesh.plan.activations import rank_activations
+from convmesh.planner.precision import with_precision
+from convmesh.planner.prediction import Training
 from tests.networks_torch import NETWORKS
 
 pytestmark = pytest.mark.torch
@@ -60,6 +65,19 @@ def kept_bytes(network: nn.Module, x: Tensor) -> int:
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
         network(x)
     return sum(num_bytes for num_bytes, _ in kept.values())
+
+
+@pytest.mark.parametrize("name", ["resnet18", *NETWORKS])
+def test_kept_activations_follow_mixed_precision(name: str) -> None:
+    network, shape = (NETWORKS[name](), (2, 3, 16, 16)) if name in NETWORKS else (build(name), (2, 3, 64, 64))
+    graph = trace(network, shape)
+    training = Training(global_batch=2, compute_dtype="bfloat16")
+    resolved = resolve(with_precision(graph, training, device_kind="cpu"), Plan(mesh=Mesh({"data": 1})))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        kept = kept_bytes(network.train(), torch.randn(shape))
+    # Autograd also keeps the weights that were cast.
+    weights = sum(entry.num_elements for entry in graph.parameters if entry.role == "weight" and len(entry.shape) > 1)
+    assert rank_activations(resolved).kept_bytes == pytest.approx(kept - 2 * weights, rel=0.15)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", *NETWORKS])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from planning import candidate_of, resnet
 
+from convmesh.config import parse_config
 from convmesh.planner.cluster_file import load_cluster, preset_names
 from convmesh.planner.predict import predict
 from convmesh.planner.prediction import Training
 
+ROOT = Path(__file__).parents[2]
 RESNET50 = resnet((3, 4, 6, 3))
 GPU = {"engine": "torch", "per_rank": 256}
 NPU = {"engine": "mindspore", "per_rank": 32}
@@ -48,3 +52,13 @@ def test_presets_know_every_link_that_their_ranks_need(name: str) -> None:
         found = predict(candidate_of(RESNET50, axes=axes, training=training), cluster)
         assert 0 < found.seconds.communication < found.seconds.total
         assert "; ".join(found.origins.values())
+
+
+def test_the_example_of_the_documentation_runs() -> None:
+    (text,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "en" / "planner.md").read_text("utf-8"), re.M | re.S
+    )
+    run = parse_config({"engine": "torch", "model": {"name": "resnet50"}, "data": {"source": "digits"}})
+    names = {"resolved": candidate_of(RESNET50).resolved, "run": run}
+    exec(text, names)
+    assert names["prediction"].memory.total > 0  # type: ignore[attr-defined]

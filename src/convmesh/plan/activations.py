@@ -8,6 +8,7 @@ Tensors have the size of the rank's part, and a change of placement makes new me
 | ``gather_sum`` | the rank's part; the gathered whole only where the plan keeps it |
 | ``gather``, ``slice``, ``permute`` before an operator | the changed tensor |
 | any change after an operator | the operator keeps its own result, the others the changed one |
+| none, but the operator computes in another type | what it is cast to |
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from collections.abc import Hashable
 from typing import Any
 
 from convmesh.graph import Activations, Edge, Node, kept_with
+from convmesh.graph.graph import DTYPE_BYTES
 from convmesh.graph.saved import VIEWS
 from convmesh.plan.placement import Change
 from convmesh.plan.resolved import ResolvedPlan
+
+_FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 
 def rank_activations(resolved: ResolvedPlan, *, position: int = 0) -> Activations:
@@ -41,7 +45,8 @@ class RankStorages:
     """The tensors of one rank; implements `convmesh.graph.saved.Storages`.
 
     A memory is the place at which it is made (``"given"`` by an operator to others, ``"made"`` before a change at its
-    border, or ``"taken"`` after one), the operator's name, and the number of its output.
+    border, ``"taken"`` after one, or ``"as float16"`` and the like after a cast), the operator's name, and the number
+    of its output.
     """
 
     def __init__(self, resolved: ResolvedPlan, position: int) -> None:
@@ -63,14 +68,19 @@ class RankStorages:
         new = entry.before.kind in {"gather", "slice", "permute"} or (
             entry.before.kind == "gather_sum" and entry.keep_input
         )
-        return ("taken", node.name, 0) if new and edge == node.inputs[0] else self.given(edge)
+        if new and edge == node.inputs[0]:
+            return "taken", node.name, 0
+        made, wanted = self._graph.node(edge.node).dtype, node.dtype
+        given = self.given(edge)
+        # Under mixed precision an operator keeps what its input was cast to.
+        return (f"as {wanted}", *given[1:]) if made != wanted and {made, wanted} <= set(_FLOATING) else given
 
     def made(self, node: Node) -> Hashable:
         """The result before it is changed at the border."""
         changed = self._resolved.operators[node.name].after.kind != "none"
         return ("made", node.name, 0) if changed else self.given(Edge(node.name))
 
-    def given(self, edge: Edge) -> Hashable:
+    def given(self, edge: Edge) -> tuple[str, str, int]:
         """The result as others take it; a view is what it views."""
         node = self._graph.node(edge.node)
         entry = self._resolved.operators[node.name]
@@ -86,14 +96,19 @@ class RankStorages:
         node = self._graph.node(name)
         if node.kind == "parameter":
             return 0
+        if place.startswith("as "):
+            return math.prod(self._local_shape(name, output)) * DTYPE_BYTES[place.removeprefix("as ")]
         if place == "given":
-            shape = self._resolved.local_shape(Edge(name, output), self._position)
+            shape = self._local_shape(name, output)
         elif place == "made":
             shape = self._made_shape(node)
         else:
             source = self._graph.shape(node.inputs[0])
             shape = self._changed(source, self._resolved.operators[name].before)
         return math.prod(shape) * node.element_bytes
+
+    def _local_shape(self, name: str, output: int) -> tuple[int, ...]:
+        return self._resolved.local_shape(Edge(name, output), self._position)
 
     def _made_shape(self, node: Node) -> tuple[int, ...]:
         change = self._resolved.operators[node.name].after

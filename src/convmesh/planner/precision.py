@@ -2,11 +2,12 @@
 
 | engine | convolution, dense | norms, softmax | the others |
 |---|---|---|---|
-| PyTorch (autocast) | the half type | batch norm as its input, the others float32 | as the widest of their inputs |
+| PyTorch on CPU | the half type | as their input | as the widest of their inputs |
+| PyTorch on CUDA | the half type | batch and instance norm as their input, the others float32 | as on CPU |
 | MindSpore on CPU | the half type | float32 | float32 |
 | MindSpore elsewhere | the half type | float32 | as the widest of their inputs |
 
-Sources: PyTorch's list of autocast operators (https://docs.pytorch.org/docs/stable/amp.html); for MindSpore
+Sources: PyTorch's lists of autocast operators (https://docs.pytorch.org/docs/stable/amp.html); for MindSpore
 `convmesh.engines.mindspore.objective.compute_in_half`. Parameters, their gradients and optimizer state stay float32.
 """
 
@@ -19,7 +20,10 @@ from convmesh.graph.graph import DTYPE_BYTES, SOURCES
 from convmesh.plan.weighted import WEIGHTED
 from convmesh.planner.prediction import Training
 
-_IN_FLOAT32 = ("group_norm", "instance_norm", "layer_norm", "softmax")
+_IN_FLOAT32 = {
+    "torch": ("group_norm", "layer_norm", "softmax"),
+    "mindspore": ("batch_norm", "group_norm", "instance_norm", "layer_norm", "softmax"),
+}
 
 
 def with_precision(graph: Graph, training: Training, *, device_kind: str) -> Graph:
@@ -47,9 +51,10 @@ def _dtype(node: Node, training: Training, device_kind: str, dtypes: dict[str, s
         return node.dtype
     if node.kind in WEIGHTED:
         return training.compute_dtype
-    if training.engine == "mindspore" and (device_kind == "cpu" or node.kind == "batch_norm"):
+    on_cpu = device_kind == "cpu"
+    if training.engine == "mindspore" and on_cpu:
         return "float32"
-    if node.kind in _IN_FLOAT32:
+    if node.kind in _IN_FLOAT32[training.engine] and (training.engine == "mindspore" or not on_cpu):
         return "float32"
     inputs = [dtypes[edge.node] for edge in node.inputs]
     return max(inputs, key=DTYPE_BYTES.__getitem__, default=node.dtype)
