@@ -14,7 +14,7 @@ from convmesh.mesh import Mesh
 from convmesh.training.ranks import find_rank
 
 
-def main(engine_name: str, port: int) -> None:
+def main(engine_name: str, port: int, num_threads: int) -> None:
     place = find_rank(os.environ)
     assert place is not None
     world = World(
@@ -24,7 +24,7 @@ def main(engine_name: str, port: int) -> None:
         num_local_ranks=place.num_local_ranks,
         mesh=Mesh({"data": place.num_ranks}),
         device="cpu",
-        num_threads=1,
+        num_threads=num_threads,
     )
     engine = load_engine(engine_name)
     engine.start(world)
@@ -44,4 +44,4 @@ def main(engine_name: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -36,14 +36,18 @@ class RankPool:
 
     Args:
         engine_name: ``"mindspore"`` or ``"torch"``.
-        num_ranks: Ranks to start; each computes with one thread on the CPU.
+        num_ranks: Ranks to start, on the CPU.
         without: Variables of the launcher's environment that are left out.
+        num_threads: Threads that each rank computes with.
     """
 
-    def __init__(self, engine_name: str, num_ranks: int, *, without: Collection[str] = ()) -> None:
+    def __init__(
+        self, engine_name: str, num_ranks: int, *, without: Collection[str] = (), num_threads: int = 1
+    ) -> None:
         self.engine_name = engine_name
         self.num_ranks = num_ranks
         self._without = without
+        self._num_threads = num_threads
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._log = Path(self._folder.name) / "launcher.log"
         self._connections: dict[int, Connection] = {}
@@ -116,7 +120,9 @@ class RankPool:
 
     def _start(self, port: int, key: bytes) -> subprocess.Popen[bytes]:
         launcher = load_launcher(self.engine_name)
-        server = (sys.executable, "-m", "tests.multiprocess.rank_server", self.engine_name, str(port))
+        server = (
+            sys.executable, "-m", "tests.multiprocess.rank_server", self.engine_name, str(port), str(self._num_threads),
+        )  # fmt: skip
         request = LaunchRequest(
             num_ranks=self.num_ranks, port=free_port(), log_dir=Path(self._folder.name) / "logs", command=server
         )
@@ -124,7 +130,7 @@ class RankPool:
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
             "CONVMESH_TEST_KEY": key.hex(),
-            **{k: v for k, v in launcher.environment(num_threads=1).items() if k not in self._without},
+            **{k: v for k, v in launcher.environment(num_threads=self._num_threads).items() if k not in self._without},
         }
         with self._log.open("wb") as log:
             return subprocess.Popen(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from convmesh.cli import config, data, profile
+from convmesh.cli.calibrate import calibrate
 from convmesh.cli.check import check
 from convmesh.cli.doctor import doctor
 from convmesh.cli.graph import graph
@@ -29,6 +30,7 @@ app.command("train")(train)
 app.command("graph")(graph)
 app.command("check")(check)
 app.command("plan")(plan)
+app.command("calibrate")(calibrate)
 app.command("verify")(verify)
 app.command("report")(report)
 app.command("doctor")(doctor)

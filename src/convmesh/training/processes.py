@@ -15,7 +15,9 @@ from convmesh.errors import RunFolderError
 STARTER = "CONVMESH_STARTER"
 """Variable that names the process that started the ranks."""
 
-_WORKERS = frozenset({"convmesh.training.worker", "convmesh.training.verify_worker"})
+_WORKERS = frozenset(
+    {"convmesh.training.worker", "convmesh.training.verify_worker", "convmesh.training.calibrate_worker"}
+)
 _POLL_SECONDS = 0.5
 _END_SECONDS = 10.0
 

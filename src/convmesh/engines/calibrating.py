@@ -1,0 +1,158 @@
+"""What an engine must be able to measure, so that a plan can be judged before it runs.
+
+Each engine has a module ``calibrate`` whose ``create_calibrator`` makes one. All ranks call every method together, in
+the same order: what ranks of one machine take from each other, cores, caches and memory, is in the figures then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from convmesh.graph import Graph
+from convmesh.graph.graph import Shape
+from convmesh.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class OperatorTimes:
+    """Seconds of one operator on this rank, round by round.
+
+    Args:
+        forward: Of each forward.
+        backward: Of each backward; empty for an operator without one.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class CollectiveTimes:
+    """Seconds of one collective on this rank.
+
+    Args:
+        num_bytes: Its size, counted as `convmesh.plan.collectives` counts.
+        seconds: Of each repetition.
+    """
+
+    num_bytes: int
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Which ranks communicate when a collective is measured: all groups of an axis at once.
+
+    Args:
+        axis: ``"data"`` or ``"channel"``: engines reduce gradients in another way than activations.
+        mesh: A mesh of all ranks.
+    """
+
+    axis: str
+    mesh: Mesh
+
+    @property
+    def size(self) -> int:
+        """Ranks of each group."""
+        return self.mesh.size(self.axis)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedMemory:
+    """What a rank holds beside tensors.
+
+    Args:
+        fixed_bytes: With a network of a few operators after some updates.
+        bytes_per_operator: What each further operator adds.
+    """
+
+    fixed_bytes: int
+    bytes_per_operator: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overhead:
+    """Seconds that updates cost beside what is measured apart.
+
+    Args:
+        update_seconds: Of each update.
+        micro_batch_seconds: Of each micro-batch.
+    """
+
+    update_seconds: float
+    micro_batch_seconds: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Everything that one rank measured.
+
+    Args:
+        memory: What it holds beside tensors.
+        overhead: What updates cost beside operators.
+        operators: Of each graph that was measured, its place in the list; None where the engine can't make it.
+        updates: Of each number of bytes, the seconds of the optimizer, the gradient's norm included.
+        collectives: What was measured of each kind, way and set of ranks.
+        overlap: Share of gradient reduction that costs no time while the backward runs; None on one rank.
+        data_seconds: Seconds per sample of reading the run's data; None where there are none.
+    """
+
+    memory: FixedMemory
+    overhead: Overhead
+    operators: dict[int, OperatorTimes | None] = field(default_factory=dict)
+    updates: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    collectives: list[tuple[str, str, Ranks, tuple[CollectiveTimes, ...]]] = field(default_factory=list)
+    overlap: float | None = None
+    data_seconds: float | None = None
+
+
+class Calibrator(Protocol):
+    """Measures on one rank, with the settings that training has."""
+
+    def operators(self, graphs: Sequence[Graph], *, num_rounds: int) -> list[OperatorTimes | None]:
+        """Runs operators one after the other as a training step does: all forwards, then all backwards.
+
+        Args:
+            graphs: Each with a single operator, as `convmesh.planner.signature.Signature.graph` makes them.
+            num_rounds: How often, after one round to warm up.
+
+        Returns:
+            Their seconds; None for an operator that this engine can't make.
+        """
+        ...
+
+    def collective(self, kind: str, ranks: Ranks, *, sizes: Sequence[int], repeats: int) -> list[CollectiveTimes]:
+        """Runs one kind of collective of the channel axis, or the gradient reduction of the data axis.
+
+        Args:
+            kind: As `convmesh.plan.collectives` names it.
+            ranks: Who communicates.
+            sizes: Bytes, counted as `convmesh.plan.collectives` counts.
+            repeats: How often each.
+
+        Returns:
+            One entry per size.
+        """
+        ...
+
+    def ways(self, kind: str, axis: str) -> tuple[str, ...]:
+        """How training sends a kind of collective on an axis: ways that a cluster file knows; none if it never does."""
+        ...
+
+    def optimizer(self, shapes: Sequence[Shape], *, repeats: int) -> tuple[float, ...]:
+        """Seconds of judging and applying gradients of parameters of these shapes, with the run's optimizer."""
+        ...
+
+    def memory(self) -> FixedMemory:
+        """What this rank holds beside tensors; called before anything else."""
+        ...
+
+    def overhead(self) -> Overhead:
+        """What updates cost beside operators, seen in the updates of a network that computes next to nothing."""
+        ...
+
+    def overlap(self, ranks: Ranks) -> float:
+        """Share of gradient reduction that costs no time while the backward runs."""
+        ...
