@@ -1,8 +1,8 @@
 """Seconds and memory that the planner predicts, against what ranks really take; on this machine.
 
 For each engine, network and number of ranks the machine is calibrated, then every plan is trained in ranks of its own.
-What was measured is kept in a work folder, so that a run that was stopped goes on where it was: each call does what fits
-its time, and writes the report from all there is. Run from the repository:
+What was measured is kept in a work folder: each call does what is left and fits its time; with ``--report`` it writes
+the report of all there is. Run from the repository:
 
     python -m benchmarks.planner --engines torch --seconds 220
 """

@@ -97,6 +97,7 @@ class Measurement:
         collectives: What was measured of each kind, way and set of ranks.
         overlap: Share of gradient reduction that costs no time while the backward runs; None on one rank.
         data_seconds: Seconds per sample of reading the run's data; None where there are none.
+        phases: How long each part of the calibration took.
     """
 
     memory: FixedMemory
@@ -106,6 +107,7 @@ class Measurement:
     collectives: list[tuple[str, str, Ranks, tuple[CollectiveTimes, ...]]] = field(default_factory=list)
     overlap: float | None = None
     data_seconds: float | None = None
+    phases: dict[str, float] = field(default_factory=dict)
 
 
 class Calibrator(Protocol):

@@ -5,11 +5,12 @@ The folder holds ``calibration.json``, which says what to measure. Each rank lea
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,24 +104,50 @@ def measure(engine: Engine, run: RunConfig, *, world: World, task: Task) -> Meas
     Returns:
         What this rank measured.
     """
-    deadline = time.monotonic() + task.seconds
+    clock = _Clock(task.seconds)
     module = importlib.import_module(f"convmesh.engines.{run.engine}.calibrate")
     calibrator: Calibrator = module.create_calibrator(engine, world, run)
-    memory, overhead = calibrator.memory(), calibrator.overhead()
-    whole = Ranks(axis="data", mesh=Mesh({"data": world.num_ranks}))
-    collectives = list(_collectives(calibrator, world.num_ranks, task)) if world.num_ranks > 1 else []
+    with clock.during("memory"):
+        memory = calibrator.memory()
+    with clock.during("overhead"):
+        overhead = calibrator.overhead()
+    with clock.during("optimizer"):
+        updates = {
+            4 * sum(map(_size, shapes)): calibrator.optimizer([tuple(shape) for shape in shapes], repeats=5)
+            for shapes in task.updates
+        }
+    with clock.during("data"):
+        data_seconds = _data_seconds(run, world) if task.reads_data else None
+    with clock.during("collectives"):
+        collectives = list(_collectives(calibrator, world.num_ranks, task))
+        whole = Ranks(axis="data", mesh=Mesh({"data": world.num_ranks}))
+        overlap = calibrator.overlap(whole) if world.num_ranks > 1 else None
+    with clock.during("operators"):
+        operators = _operators(calibrator, engine, task, clock)
     return Measurement(
         memory=memory,
         overhead=overhead,
+        operators=operators,
+        updates=updates,
         collectives=collectives,
-        updates={
-            4 * sum(map(_size, shapes)): calibrator.optimizer([tuple(shape) for shape in shapes], repeats=5)
-            for shapes in task.updates
-        },
-        overlap=calibrator.overlap(whole) if world.num_ranks > 1 else None,
-        data_seconds=_data_seconds(run, world) if task.reads_data else None,
-        operators=_operators(calibrator, engine, task, deadline=deadline),
+        overlap=overlap,
+        data_seconds=data_seconds,
+        phases=clock.phases,
     )
+
+
+class _Clock:
+    """How long each phase took, and how much time is left."""
+
+    def __init__(self, seconds: float) -> None:
+        self.deadline = time.monotonic() + seconds
+        self.phases: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def during(self, name: str) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        self.phases[name] = time.monotonic() - begun
 
 
 def _size(shape: Sequence[int]) -> int:
@@ -130,14 +157,12 @@ def _size(shape: Sequence[int]) -> int:
     return size
 
 
-def _operators(
-    calibrator: Calibrator, engine: Engine, task: Task, *, deadline: float
-) -> dict[int, OperatorTimes | None]:
-    """Chunk by chunk, as long as all ranks think that the next one fits the time."""
+def _operators(calibrator: Calibrator, engine: Engine, task: Task, clock: _Clock) -> dict[int, OperatorTimes | None]:
+    """Chunk by chunk, as long as all ranks think that the next one fits the time; the first in any case."""
     found: dict[int, OperatorTimes | None] = {}
     longest = 0.0
     for chunk in task.chunks:
-        if max(engine.all_gather(time.monotonic() + longest)) > deadline:
+        if found and max(engine.all_gather(time.monotonic() + longest - clock.deadline)) > 0:
             break
         begun = time.monotonic()
         graphs = [Graph.from_json(task.graphs[place]) for place in chunk]
@@ -146,7 +171,9 @@ def _operators(
     return found
 
 
-def _collectives(calibrator: Calibrator, num_ranks: int, task: Task) -> Any:
+def _collectives(
+    calibrator: Calibrator, num_ranks: int, task: Task
+) -> Iterator[tuple[str, str, Ranks, tuple[CollectiveTimes, ...]]]:
     """Each kind as each axis uses it, for groups of each size."""
     for size in (number for number in range(2, num_ranks + 1) if num_ranks % number == 0):
         meshes = {
@@ -217,6 +244,7 @@ def load_measurement(folder: Path, *, rank: int) -> Measurement:
         ],
         overlap=content["overlap"],
         data_seconds=content["data_seconds"],
+        phases=content["phases"],
     )
 
 

@@ -8,7 +8,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,11 +64,12 @@ class Subject:
     collective_bytes: Sequence[int] = COLLECTIVE_BYTES
 
 
-def calibrate(subject: Subject) -> Cluster:
+def calibrate(subject: Subject, *, on_phases: Callable[[Mapping[str, float]], None] | None = None) -> Cluster:
     """Starts ranks that measure, and makes a cluster of what they found.
 
     Args:
         subject: What is calibrated.
+        on_phases: Told how many seconds each part took.
 
     Returns:
         The cluster.
@@ -94,6 +95,8 @@ def calibrate(subject: Subject) -> Cluster:
         finally:
             folder.release()
         measured = [load_measurement(folder.root, rank=rank) for rank in range(subject.num_ranks)]
+    if on_phases is not None:
+        on_phases(measured[0].phases)
     return cluster_of(subject, found, measured)
 
 
