@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from convmesh.training.launch import threads_per_rank
 WORK = Path("runs/benchmark-planner")
 MESHES = ({"data": 1}, {"data": 2}, {"data": 1, "channel": 2}, {"data": 4}, {"data": 2, "channel": 2},
           {"data": 1, "channel": 4})  # fmt: skip
+RECOMPUTE = ("none", "blocks")
 _CALIBRATION_SECONDS = {"torch": 35.0, "mindspore": 60.0}
 _CASE_SECONDS = {"torch": 8.0, "mindspore": 40.0}
 
@@ -128,10 +129,12 @@ class Bench:
     Args:
         work: Folder of what was measured so far.
         seconds: After so long nothing new is started.
+        recompute: Which jobs are measured, by what they recompute.
     """
 
-    def __init__(self, work: Path, *, seconds: float) -> None:
+    def __init__(self, work: Path, *, seconds: float, recompute: Sequence[str] = RECOMPUTE) -> None:
         self._work = work
+        self._recompute = recompute
         self._deadline = time.monotonic() + seconds
         work.mkdir(parents=True, exist_ok=True)
         self.results = work / "results.jsonl"
@@ -139,7 +142,7 @@ class Bench:
     def measure(self, engine: str, sizes: tuple[Size, ...], *, num_updates: int, num_rounds: int) -> bool:
         """Does what is left and fits the time; tells whether all is done."""
         for size in sizes:
-            jobs = list(jobs_of(engine, size))
+            jobs = [job for job in jobs_of(engine, size) if job.recompute in self._recompute]
             for num_ranks in (1, 2, 4):
                 left = [
                     (job, number)
@@ -193,19 +196,32 @@ class Bench:
         print(f"{key_of(job)}: {slowest[len(slowest) // 2]:.3f} s", flush=True)
 
 
-def run_job(job: Job, *, num_updates: int, work: Path, most_seconds: float = 20.0) -> list[Seen]:
-    """Trains a job in ranks of its own, so that their memory is its own."""
-    num_ranks, plan = num_ranks_of(job), None
-    if Mesh(job.mesh).size("channel") > 1:
-        plan = (work / "plan.yaml").absolute()
-        plan.write_text(dump_plan(plan_of(job, graph_of(job))))
+def run_job(
+    job: Job, *, num_updates: int, work: Path, plan: Plan | None = None, most_seconds: float = 20.0
+) -> list[Seen]:
+    """Trains a job in ranks of its own, so that their memory is its own.
+
+    Args:
+        job: The job.
+        num_updates: Updates after the first two.
+        work: Folder for its plan.
+        plan: Its plan; by default the one by rule.
+        most_seconds: No update begins after so long.
+
+    Returns:
+        What each rank saw.
+    """
+    num_ranks, path = num_ranks_of(job), None
+    if plan is not None or Mesh(job.mesh).size("channel") > 1 or job.recompute != "none":
+        path = (work / "plan.yaml").absolute()
+        path.write_text(dump_plan(plan or plan_of(job, graph_of(job))))
     pool = RankPool(job.engine, num_ranks, num_threads=threads_per_rank(num_ranks))
     try:
         return pool.run(
             "benchmarks.contenders.planner_ranks:train",
             timeout_seconds=600,
             job=job,
-            plan=plan,
+            plan=path,
             num_updates=num_updates,
             most_seconds=most_seconds,
         )
@@ -249,13 +265,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engines", nargs="*", default=["torch", "mindspore"], choices=["torch", "mindspore"])
     parser.add_argument("--sizes", type=int, nargs="*", default=list(range(len(SIZES))), help="places in SIZES")
+    parser.add_argument("--recompute", nargs="*", default=list(RECOMPUTE), choices=RECOMPUTE)
     parser.add_argument("--updates", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=1, help="how often each plan is trained, in fresh ranks")
     parser.add_argument("--seconds", type=float, default=1e9, help="start nothing new after so long")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of what was measured so far")
     parser.add_argument("--report", action="store_true", help="measure nothing, write the report")
     options = parser.parse_args()
-    bench, sizes = Bench(options.work, seconds=options.seconds), tuple(SIZES[place] for place in options.sizes)
+    sizes = tuple(SIZES[place] for place in options.sizes)
+    bench = Bench(options.work, seconds=options.seconds, recompute=options.recompute)
     if not options.report:
         done = [
             bench.measure(engine, sizes, num_updates=options.updates, num_rounds=options.rounds)
