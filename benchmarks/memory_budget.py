@@ -1,0 +1,310 @@
+"""Images per second of four ranks under one limit of memory per rank: the planner's plan against data parallel.
+
+Data parallel stands there twice: as users start with it, with the largest batch that fits and one reduction per batch,
+and with that batch accumulated to the global batch of the plan. Every contender is measured in fresh ranks; one whose
+ranks really held more than the limit does not count. Run from the repository: ``python -m benchmarks.memory_budget``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contenders.planner_ranks import Job
+from benchmarks.planner import graph_of, predict_job, run_job
+
+from convmesh.graph import Graph
+from convmesh.mesh import Mesh
+from convmesh.plan import Plan
+from convmesh.planner.cluster import Cluster
+from convmesh.planner.cluster_file import dump_cluster, load_cluster
+from convmesh.planner.prediction import MIB, Training
+from convmesh.planner.pricing import Pricer
+from convmesh.planner.search import search
+from convmesh.planner.seconds import CostModel
+from convmesh.training.calibration import Subject, calibrate
+
+RESULTS = Path(__file__).parent / "results" / "memory_budget.md"
+WORK = Path("runs/benchmark-memory")
+NUM_RANKS = 4
+GOAL = 1.54
+"""The published step from 120 to 185 images per second."""
+
+_MARGIN = 0.03
+"""Share of the limit that a plan is made to leave free, since predictions err."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """A network under a limit.
+
+    Args:
+        title: Its name.
+        job: Network, size and the global batch that is planned for.
+        limit_bytes: What each rank may hold, the framework included.
+    """
+
+    title: str
+    job: Job
+    limit_bytes: int
+
+
+def stories(engine: str) -> tuple[Story, ...]:
+    """The stories of an engine, whose own memory differs."""
+    base = {"torch": 0, "mindspore": 350}[engine]
+    deep = Job(engine=engine, network="resnet152", image_size=96, global_batch=32, mesh={"data": NUM_RANKS})
+    scans = dataclasses.replace(
+        deep,
+        network=f"benchmarks.contenders.ct_network:for_{engine}",
+        image_size=512,
+        global_batch=8,
+        num_channels=1,
+    )
+    return (
+        Story(title="ResNet-152", job=deep, limit_bytes=(1200 + base) * MIB),
+        Story(title="CT network", job=scans, limit_bytes=(1100 + base) * MIB),
+        Story(title="CT network, less memory", job=scans, limit_bytes=(600 + base) * MIB),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A way to train under the limit.
+
+    Args:
+        title: Its name.
+        job: What ranks train; None if nothing fits.
+        plan: Its plan, if not by rule.
+        predicted_bytes: What the planner says that it holds.
+    """
+
+    title: str
+    job: Job | None
+    plan: Plan | None = None
+    predicted_bytes: int = 0
+
+
+def contenders(story: Story, graph: Graph, cluster: Cluster) -> Iterator[Contender]:
+    """Plain data parallel, data parallel with accumulation, and the planner's plan."""
+    limit = int(story.limit_bytes * (1 - _MARGIN))
+    plain = _largest(story, graph, cluster, limit)
+    yield plain
+    if plain.job is None:
+        yield Contender(title="data parallel, accumulated", job=None)
+    else:
+        times = max(1, story.job.global_batch // plain.job.global_batch)
+        job = dataclasses.replace(plain.job, global_batch=plain.job.global_batch * times, accumulation=times)
+        yield _judged("data parallel, accumulated", job, graph, cluster, limit)
+    yield _planned(story, graph, cluster, limit)
+
+
+def _largest(story: Story, graph: Graph, cluster: Cluster, limit: int) -> Contender:
+    """Data parallel with the most samples per rank that are told to fit, one reduction for each batch."""
+    best = Contender(title="data parallel, largest batch", job=None)
+    for per_rank in range(1, story.job.global_batch // NUM_RANKS + 1):
+        job = dataclasses.replace(story.job, global_batch=per_rank * NUM_RANKS)
+        found = _judged(best.title, job, graph, cluster, limit)
+        if found.job is None:
+            break
+        best = found
+    return best
+
+
+def _judged(title: str, job: Job, graph: Graph, cluster: Cluster, limit: int) -> Contender:
+    held = predict_job(job, graph, cluster).memory.total
+    return Contender(title=title, job=job if held <= limit else None, predicted_bytes=held)
+
+
+def _planned(story: Story, graph: Graph, cluster: Cluster, limit: int) -> Contender:
+    run = story.job.run()
+    pricer = Pricer(graph, Training.of(run), CostModel(cluster), bucket_bytes=run.strategy.bucket_bytes)
+    chosen = search(pricer, num_ranks=NUM_RANKS, memory_bytes=limit).chosen
+    if chosen is None or chosen.prediction is None:
+        return Contender(title="the plan", job=None)
+    candidate = chosen.prediction.candidate
+    job = dataclasses.replace(
+        story.job,
+        mesh=dict(candidate.resolved.plan.mesh.sizes),
+        accumulation=candidate.accumulation,
+        recompute="blocks" if candidate.recompute else "none",
+    )
+    return Contender(
+        title="the plan",
+        job=job,
+        plan=candidate.resolved.plan,
+        predicted_bytes=chosen.prediction.memory.total,
+    )
+
+
+class Bench:
+    """What is measured, and where it is kept.
+
+    Args:
+        work: Folder of what was measured so far.
+        seconds: After so long nothing new is started.
+    """
+
+    def __init__(self, work: Path, *, seconds: float) -> None:
+        self._work = work
+        self._deadline = time.monotonic() + seconds
+        work.mkdir(parents=True, exist_ok=True)
+        self._results = work / "results.json"
+
+    def measure(self, story: Story, *, num_updates: int) -> bool:
+        """Does what is left of a story and fits the time; tells whether it is done."""
+        graph = graph_of(story.job)
+        cluster = self._cluster(story, graph)
+        if cluster is None:
+            return False
+        for contender in contenders(story, graph, cluster):
+            name = f"{story.job.engine}: {story.title}, {story.limit_bytes // MIB} MiB: {contender.title}"
+            if name in self.found():
+                continue
+            if time.monotonic() > self._deadline:
+                return False
+            self._note(name, story, contender, num_updates)
+        return True
+
+    def found(self) -> dict[str, Any]:
+        """What was measured so far, by name."""
+        content: dict[str, Any] = json.loads(self._results.read_text()) if self._results.exists() else {}
+        return content
+
+    def _cluster(self, story: Story, graph: Graph) -> Cluster | None:
+        path = self._work / f"{story.job.engine} {story.title.partition(',')[0]}.yaml"
+        if not path.exists():
+            if time.monotonic() > self._deadline:
+                return None
+            subject = Subject(
+                run=story.job.run(), num_ranks=NUM_RANKS, device="cpu", graph=graph, seconds=80.0, num_rounds=3
+            )
+            path.write_text(dump_cluster(calibrate(subject)))
+        return load_cluster(path)
+
+    def _note(self, name: str, story: Story, contender: Contender, num_updates: int) -> None:
+        entry: dict[str, Any] = {
+            "engine": story.job.engine,
+            "story": f"{story.title}, {story.job.image_size} px",
+            "title": contender.title,
+            "limit_bytes": story.limit_bytes,
+            "predicted_bytes": contender.predicted_bytes,
+            "job": asdict(contender.job) if contender.job else None,
+        }
+        if contender.job is not None:
+            seen = run_job(
+                contender.job, num_updates=num_updates, work=self._work, plan=contender.plan, most_seconds=40.0
+            )
+            seconds = [max(times) for times in zip(*(rank.seconds for rank in seen), strict=True)]
+            entry |= {"seconds": seconds, "peak_bytes": max(rank.peak_bytes for rank in seen)}
+        found = {**self.found(), name: entry}
+        self._results.write_text(json.dumps(found, indent=1))
+        print(f"{name}: {entry.get('seconds')}, {entry.get('peak_bytes', 0) // MIB} MiB", flush=True)
+
+
+def images_per_second(entry: dict[str, Any]) -> float | None:
+    """Of a contender that was measured and stayed below the limit."""
+    if entry["job"] is None or entry["peak_bytes"] > entry["limit_bytes"]:
+        return None
+    return float(entry["job"]["global_batch"] / statistics.median(entry["seconds"]))
+
+
+def report(found: dict[str, Any]) -> Iterator[str]:
+    """Markdown of all that was measured."""
+    yield from _header()
+    groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    for entry in found.values():
+        groups.setdefault((entry["engine"], entry["story"], entry["limit_bytes"]), []).append(entry)
+    for (engine, story, limit), entries in groups.items():
+        yield from ("", f"## {story} on {engine}, {limit / MIB:.0f} MiB per rank", "")
+        yield "| | mesh | global batch | accumulation | recompute | images/s | memory MiB | predicted MiB |"
+        yield "|---|---|---|---|---|---|---|---|"
+        for entry in entries:
+            yield _line(entry)
+        yield ""
+        yield from _verdict(entries)
+
+
+def _line(entry: dict[str, Any]) -> str:
+    predicted = f"{entry['predicted_bytes'] / MIB:.0f}" if entry["predicted_bytes"] else ""
+    if entry["job"] is None:
+        return f"| {entry['title']} | does not fit | | | | | | {predicted} |"
+    job, rate = entry["job"], images_per_second(entry)
+    seconds = entry["seconds"]
+    cells = [
+        entry["title"],
+        str(Mesh(job["mesh"])),
+        str(job["global_batch"]),
+        str(job["accumulation"]),
+        job["recompute"],
+        "held more than the limit"
+        if rate is None
+        else f"{rate:.2f} ({job['global_batch'] / max(seconds):.2f} to {job['global_batch'] / min(seconds):.2f})",
+        f"{entry['peak_bytes'] / MIB:.0f}",
+        predicted,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _verdict(entries: Sequence[dict[str, Any]]) -> Iterator[str]:
+    rates = {entry["title"]: images_per_second(entry) for entry in entries}
+    plan = rates.get("the plan")
+    if plan is None:
+        return
+    plain, accumulated = rates.get("data parallel, largest batch"), rates.get("data parallel, accumulated")
+    if plain is None:
+        yield "Plain data parallel can't run this within the limit; the plan does."
+        return
+    verdict = "reached" if plan / plain >= GOAL else "missed"
+    yield f"- The plan over plain data parallel: {plan / plain:.2f}; goal {GOAL}: {verdict}."
+    if accumulated is not None:
+        yield f"- The plan over data parallel with accumulation: {plan / accumulated:.2f}."
+
+
+def _header() -> list[str]:
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "mindspore", "convmesh"))
+    return [
+        "# A limit of memory",
+        "",
+        f"{NUM_RANKS} ranks with one thread each and one limit of resident memory per rank, framework included. Plain "
+        "data parallel takes the largest batch that fits and reduces once per batch; accumulated, it reduces once per "
+        "global batch of the plan. The plan is what the planner chooses within "
+        f"{1 - _MARGIN:.0%} of the limit, from `convmesh calibrate` on this machine. Random images held in memory, "
+        "float32, SGD with momentum. Images/s: median over the updates, with the range in brackets. Memory: the most "
+        "that a rank's process held. Made by `python -m benchmarks.memory_budget`.",
+        "",
+        f"Ran on: {os.cpu_count()} cores, CPU, Gloo and MCCL over loopback; {versions}. Four ranks share two cores, so "
+        "whatever is communicated takes processor time from the computation.",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engines", nargs="*", default=["torch", "mindspore"], choices=["torch", "mindspore"])
+    parser.add_argument("--stories", type=int, nargs="*", default=[0, 1, 2], help="places in the list of stories")
+    parser.add_argument("--updates", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1e9, help="start nothing new after so long")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder of what was measured so far")
+    parser.add_argument("--report", action="store_true", help="measure nothing, write the report")
+    options = parser.parse_args()
+    bench = Bench(options.work, seconds=options.seconds)
+    if options.report:
+        text = "\n".join([*report(bench.found()), ""])
+        RESULTS.write_text(text)
+        print(text)
+        return
+    chosen = [stories(engine)[place] for engine in options.engines for place in options.stories]
+    done = [bench.measure(story, num_updates=options.updates) for story in chosen]
+    print("All is measured." if all(done) else "Not all is measured yet: call it again.")
+
+
+if __name__ == "__main__":
+    main()
