@@ -66,10 +66,33 @@ class FixedMemory:
     Args:
         fixed_bytes: With a network of a few operators after some updates.
         bytes_per_operator: What each further operator adds.
+        probe_bytes: What training ``PROBE`` takes at most, beside ``fixed_bytes``; 0 where that can't be told.
     """
 
     fixed_bytes: int
     bytes_per_operator: int = 0
+    probe_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """A network whose tensors are known: convolutions, norms and activations, a global pool and a classifier.
+
+    Args:
+        num_layers: Convolutions.
+        num_channels: Channels of each.
+        num_samples: Samples that it is trained with.
+        side: Pixels of an image's side.
+    """
+
+    num_layers: int = 6
+    num_channels: int = 32
+    num_samples: int = 8
+    side: int = 64
+
+
+PROBE = Probe()
+"""By which is found what an allocator holds beside tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
 from convmesh.errors import ConvMeshError
-from convmesh.graph import Graph, Node, Parameter, kinds
+from convmesh.graph import Edge, Graph, Node, Parameter, kinds
 from convmesh.graph.graph import BUFFERS, DTYPE_BYTES, Shape
 from convmesh.graph.resize import with_samples
 from convmesh.mesh import Mesh
@@ -20,6 +21,7 @@ MOST_OPERATORS, MOST_BYTES = 48, 2**29
 """Of one chunk that is measured at once: its tensors are held together, as in a training step."""
 
 _SIDES = (8, 16, 32)
+_NORM = {"momentum": 0.1, "eps": 1e-5, "statistics": "batch"}
 _SPLITS = ("whole", "out_channels", "in_channels", "groups")
 
 
@@ -142,12 +144,9 @@ def _moving(shape: Shape) -> list[Signature]:
     """Operators that pass over memory, on tensors of one shape."""
     channels, half = shape[1], (*shape[:2], shape[2] // 2, shape[3] // 2)
     pool = kinds.max_pool(kernel=(2, 2), stride=2, padding=((0, 0), (0, 0)))
-    norm = {"momentum": 0.1, "eps": 1e-5, "statistics": "batch"}
-    own = [Parameter(role, (channels,), role) for role in ("weight", "bias")]
-    own += [Parameter(role, (channels,), role, trainable=False) for role in ("running_mean", "running_var")]
     joined = (shape[0], 2 * channels, *shape[2:])
     return [
-        _signature("batch_norm", norm, [shape], shape, *own),
+        _signature("batch_norm", _NORM, [shape], shape, *_norm_parameters(channels)),
         _signature("max_pool", pool, [shape], half),
         _signature("elementwise", {"function": "relu"}, [shape], shape),
         _signature("concat", {"dim": 1}, [shape, shape], joined),
@@ -165,6 +164,52 @@ def _signature(
         parameters=parameters,
         gradients=(True,) * len(inputs),
     )
+
+
+def probe_graph(*, num_layers: int, num_channels: int, num_samples: int, side: int) -> Graph:
+    """Convolutions, norms and activations, a global pool and a classifier of two classes: a network of known tensors.
+
+    Args:
+        num_layers: Convolutions.
+        num_channels: Channels of each.
+        num_samples: Samples.
+        side: Pixels of an image's side.
+
+    Returns:
+        The graph.
+    """
+    image, pooled = (num_samples, num_channels, side, side), (num_samples, num_channels, 1, 1)
+    nodes = [Node(name="x", kind="input", output_shapes=((num_samples, 3, side, side),))]
+
+    def add(kind: str, shape: Shape, attributes: kinds.Attributes, parameters: Sequence[Parameter] = ()) -> None:
+        name = f"{len(nodes)}"
+        own = tuple(dataclasses.replace(entry, name=f"{name}.{entry.name}") for entry in parameters)
+        before = Edge(nodes[-1].name)
+        nodes.append(
+            Node(name=name, kind=kind, attributes=attributes, inputs=(before,), output_shapes=(shape,), parameters=own)
+        )
+
+    for number in range(num_layers):
+        attributes = kinds.convolution(
+            in_channels=num_channels if number else 3,
+            out_channels=num_channels,
+            kernel=(3, 3),
+            padding=((1, 1), (1, 1)),
+        )
+        add("convolution", image, attributes, [Parameter("weight", kinds.convolution_weight(attributes), "weight")])
+        add("batch_norm", image, _NORM, _norm_parameters(num_channels))
+        add("elementwise", image, {"function": "relu"})
+    add("adaptive_pool", pooled, {"function": "mean", "output_size": (1, 1)})
+    add("flatten", pooled[:2], {"start_dim": 1, "end_dim": 3})
+    dense = {"in_features": num_channels, "out_features": 2, "bias": True}
+    weights = [Parameter("weight", (2, num_channels), "weight"), Parameter("bias", (2,), "bias")]
+    add("dense", (num_samples, 2), dense, weights)
+    return Graph(tuple(nodes), outputs=(Edge(nodes[-1].name),))
+
+
+def _norm_parameters(num_channels: int) -> list[Parameter]:
+    own = [Parameter(role, (num_channels,), role) for role in ("weight", "bias")]
+    return own + [Parameter(role, (num_channels,), role, trainable=False) for role in ("running_mean", "running_var")]
 
 
 def update_shapes(graph: Graph | None) -> list[list[Shape]]:

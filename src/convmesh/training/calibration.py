@@ -18,15 +18,18 @@ from convmesh.config import RunConfig, load_config, parse_config
 from convmesh.config.schema import DataConfig, ModelConfig
 from convmesh.data.open import open_data
 from convmesh.engines import is_installed, load_engine, load_launcher
-from convmesh.engines.calibrating import Measurement
+from convmesh.engines.calibrating import PROBE, Measurement
 from convmesh.engines.tracing import trace
 from convmesh.errors import EngineError, raise_all
 from convmesh.graph import Graph
 from convmesh.mesh import Mesh
+from convmesh.plan import Plan, resolve
 from convmesh.planner.cluster import Cluster, Curve, Device, Direction, Link, Links, Measured, Point
 from convmesh.planner.curves import Curves
 from convmesh.planner.fitting import fit_alpha_beta, spread_of, typical
-from convmesh.planner.measuring import chunks_of, curve_signatures, network_signatures, update_shapes
+from convmesh.planner.measuring import chunks_of, curve_signatures, network_signatures, probe_graph, update_shapes
+from convmesh.planner.predict import predict
+from convmesh.planner.prediction import Candidate, Training
 from convmesh.planner.signature import Signature
 from convmesh.training.calibrate_worker import COLLECTIVE_BYTES, Task, load_measurement
 from convmesh.training.launch import launch, plan_launch, threads_per_rank
@@ -153,7 +156,8 @@ def cluster_of(subject: Subject, found: Sequence[Signature], measured: Sequence[
         micro_batch_seconds=max(entry.overhead.micro_batch_seconds for entry in measured),
         data_seconds_per_sample=max((s for s in (m.data_seconds for m in measured) if s is not None), default=None),
     )
-    return dataclasses.replace(cluster, compute=(*cluster.compute, *_updates(subject, cluster, measured)))
+    cluster = dataclasses.replace(cluster, compute=(*cluster.compute, *_updates(subject, cluster, measured)))
+    return dataclasses.replace(cluster, device=_with_spare(subject, cluster, measured))
 
 
 class _Compute:
@@ -245,6 +249,17 @@ def _device(subject: Subject, measured: Sequence[Measurement]) -> Device:
         fixed_bytes=fixed,
         bytes_per_operator=max(entry.memory.bytes_per_operator for entry in measured),
     )
+
+
+def _with_spare(subject: Subject, cluster: Cluster, measured: Sequence[Measurement]) -> Device:
+    """The device with the share of what training the probe took that is none of its tensors."""
+    seen = max(entry.memory.probe_bytes for entry in measured)
+    graph = probe_graph(**dataclasses.asdict(PROBE))
+    training = dataclasses.replace(Training.of(subject.run), global_batch=PROBE.num_samples, prefetches=False)
+    alone = resolve(graph, Plan(mesh=Mesh({"data": 1})))
+    use = predict(Candidate(resolved=alone, training=training), cluster).memory
+    told = use.total - use.fixed
+    return dataclasses.replace(cluster.device, spare_share=max(0.0, seen / told - 1))
 
 
 def _source(subject: Subject, num_rounds: int) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops, profiler
 
 from convmesh.config import RunConfig
-from convmesh.engines.calibrating import CollectiveTimes, FixedMemory, OperatorTimes, Overhead, Ranks
+from convmesh.engines.calibrating import PROBE, CollectiveTimes, FixedMemory, OperatorTimes, Overhead, Ranks
 from convmesh.engines.contract import Batch, PixelScale, World
 from convmesh.engines.mindspore.calibrate_operators import MARK, SPREAD, Step, cell_of
 from convmesh.engines.mindspore.calibrate_profile import Kernel, pieces, read_kernels
@@ -58,8 +58,15 @@ class MindSporeCalibrator:
         before = _resident_bytes()
         self._train(_Chain(_LARGE))
         grown = max(0, _resident_bytes() - before)
-        # Per layer a convolution, a norm and an activation.
-        return FixedMemory(fixed_bytes=before, bytes_per_operator=grown // (3 * (_LARGE - _SMALL)))
+        self._train(_Chain(PROBE.num_layers, PROBE.num_channels), num_samples=PROBE.num_samples, side=PROBE.side)
+        # What compiling the probe leaves behind is told per operator.
+        left = before + grown + grown * PROBE.num_layers // (_LARGE - _SMALL)
+        return FixedMemory(
+            fixed_bytes=before,
+            # Per layer a convolution, a norm and an activation.
+            bytes_per_operator=grown // (3 * (_LARGE - _SMALL)),
+            probe_bytes=self._engine.peak_memory_bytes() - left if self._world.device == "cpu" else 0,
+        )
 
     def overhead(self) -> Overhead:
         """What updates cost beside operators."""
@@ -135,15 +142,24 @@ class MindSporeCalibrator:
             seconds.append(time.perf_counter() - begun)
         return tuple(seconds)
 
-    def _train(self, network: nn.Cell, *, num_micro_batches: int = 1, num_updates: int = 3) -> list[float]:
+    def _train(
+        self,
+        network: nn.Cell,
+        *,
+        num_micro_batches: int = 1,
+        num_updates: int = 3,
+        num_samples: int = 2,
+        side: int = 8,
+    ) -> list[float]:
         run = dataclasses.replace(self._run, strategy=dataclasses.replace(self._run.strategy, optimizer_sharding=False))
         step = MindSporeTrainStep(network, run, pixel_scale=_SCALE, axis=DataAxis())
-        images = np.zeros((2, 8, 8, 3), np.uint8)
-        batches = [Batch(images, np.zeros(2, np.int32), np.ones(2, np.float32))] * num_micro_batches
+        images = np.zeros((num_samples, side, side, 3), np.uint8)
+        batch = Batch(images, np.zeros(num_samples, np.int32), np.ones(num_samples, np.float32))
+        batches = [batch] * num_micro_batches
         seconds = []
         for index in range(num_updates):
             begun = time.perf_counter()
-            step.update(batches, global_count=2, learning_rate=0.0, loss_scale=1.0, update_index=index)
+            step.update(batches, global_count=num_samples, learning_rate=0.0, loss_scale=1.0, update_index=index)
             seconds.append(time.perf_counter() - begun)
         return seconds
 
@@ -265,19 +281,19 @@ class _Nothing(nn.Cell):
 
 
 class _Chain(nn.Cell):
-    """Convolutions, norms and activations of 8 channels, and a classifier."""
+    """Convolutions, norms and activations, and a classifier."""
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, num_channels: int = 8) -> None:
         super().__init__()
         layers: list[nn.Cell] = []
         for number in range(num_layers):
             layers += [
-                nn.Conv2d(8 if number else 3, 8, 3, pad_mode="pad", padding=1),
-                nn.BatchNorm2d(8),
+                nn.Conv2d(num_channels if number else 3, num_channels, 3, pad_mode="pad", padding=1),
+                nn.BatchNorm2d(num_channels),
                 nn.ReLU(),
             ]
         self.layers = nn.SequentialCell(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.fc = nn.Dense(8, 2)
+        self.fc = nn.Dense(num_channels, 2)
 
     def construct(self, x_NCHW: Tensor) -> Tensor:
         return self.fc(self.layers(x_NCHW))

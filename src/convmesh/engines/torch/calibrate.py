@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from convmesh.config import RunConfig
-from convmesh.engines.calibrating import CollectiveTimes, FixedMemory, OperatorTimes, Overhead, Ranks
+from convmesh.engines.calibrating import PROBE, CollectiveTimes, FixedMemory, OperatorTimes, Overhead, Ranks
 from convmesh.engines.contract import Batch, PixelScale, World
 from convmesh.engines.torch.calibrate_operators import Function, function_of
 from convmesh.engines.torch.channel_axis import ChannelAxis
@@ -58,8 +58,14 @@ class TorchCalibrator:
         before = self._held_bytes()
         self._train(_chain(_LARGE))
         grown = max(0, self._held_bytes() - before)
-        # Per layer a convolution, a norm and an activation.
-        return FixedMemory(fixed_bytes=before, bytes_per_operator=grown // (3 * (_LARGE - _SMALL)))
+        self._train(_chain(PROBE.num_layers, PROBE.num_channels), num_samples=PROBE.num_samples, side=PROBE.side)
+        is_resident = self._device.type == "cpu"
+        return FixedMemory(
+            fixed_bytes=before,
+            # Per layer a convolution, a norm and an activation.
+            bytes_per_operator=grown // (3 * (_LARGE - _SMALL)),
+            probe_bytes=self._engine.peak_memory_bytes() - before - grown if is_resident else 0,
+        )
 
     def overhead(self) -> Overhead:
         """What updates cost beside operators."""
@@ -185,15 +191,28 @@ class TorchCalibrator:
                     self._groups[key] = made
         return self._groups[key]
 
-    def _train(self, network: nn.Module, *, num_micro_batches: int = 1, num_updates: int = 3) -> list[float]:
+    def _train(
+        self,
+        network: nn.Module,
+        *,
+        num_micro_batches: int = 1,
+        num_updates: int = 3,
+        num_samples: int = 2,
+        side: int = 8,
+    ) -> list[float]:
         run = dataclasses.replace(self._run, strategy=dataclasses.replace(self._run.strategy, optimizer_sharding=False))
+        if run.train.channels_last:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         step = TorchTrainStep(network.to(self._device), run, pixel_scale=_SCALE, axis=DataAxis(None))
-        images = np.zeros((2, 8, 8, 3), np.uint8)
-        batches = [Batch(images, np.zeros(2, np.int32), np.ones(2, np.float32))] * num_micro_batches
+        images = np.zeros((num_samples, side, side, 3), np.uint8)
+        batch = Batch(images, np.zeros(num_samples, np.int32), np.ones(num_samples, np.float32))
+        batches = [batch] * num_micro_batches
         seconds = []
         for index in range(num_updates):
             begun = time.perf_counter()
-            result = step.update(batches, global_count=2, learning_rate=0.0, loss_scale=1.0, update_index=index)
+            result = step.update(
+                batches, global_count=num_samples, learning_rate=0.0, loss_scale=1.0, update_index=index
+            )
             float(result.loss_sum)
             seconds.append(time.perf_counter() - begun)
         return seconds
@@ -262,11 +281,15 @@ class _Nothing(nn.Module):
         return x_NCHW[:, :2, 0, 0] + self.bias
 
 
-def _chain(num_layers: int) -> nn.Module:
+def _chain(num_layers: int, num_channels: int = 8) -> nn.Module:
     layers: list[nn.Module] = []
     for number in range(num_layers):
-        layers += [nn.Conv2d(8 if number else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+        layers += [
+            nn.Conv2d(num_channels if number else 3, num_channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(num_channels),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(num_channels, 2))
 
 
 def _collective(kind: str, axis: ChannelAxis, group: Any, num_bytes: int, device: torch.device) -> Callable[[], Any]:
