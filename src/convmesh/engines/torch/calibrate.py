@@ -256,9 +256,12 @@ class _Exercise:
         gradient = torch.ones_like(output)
         self._synchronize()
         begun = time.perf_counter()
-        torch.autograd.grad(output, self._wanted, gradient)
+        # As in training, gradients end up in the memory order of what they belong to.
+        torch.autograd.backward(output, gradient, inputs=self._wanted)
         self._synchronize()
         self._backward.append(time.perf_counter() - begun)
+        for tensor in self._wanted:
+            tensor.grad = None
 
     def forget(self) -> None:
         """Forgets what was measured so far."""
