@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from convmesh.config import RunConfig  # noqa: E402
 from convmesh.config.schema import DataConfig, ModelConfig, TrainConfig  # noqa: E402
-from convmesh.engines.calibrating import PROBE  # noqa: E402
+from convmesh.engines.calibrating import PROBES, Probe  # noqa: E402
 from convmesh.engines.contract import World  # noqa: E402
 from convmesh.engines.torch.calibrate import _chain, create_calibrator  # noqa: E402
 from convmesh.engines.torch.engine import TorchEngine  # noqa: E402
@@ -19,10 +19,11 @@ from convmesh.mesh import Mesh  # noqa: E402
 from convmesh.planner.measuring import curve_signatures, probe_graph  # noqa: E402
 
 
-def test_the_probe_is_what_the_planner_thinks_it_is() -> None:
-    shape = (PROBE.num_samples, 3, PROBE.side, PROBE.side)
-    traced = trace(_chain(PROBE.num_layers, PROBE.num_channels), shape)
-    told = probe_graph(**asdict(PROBE))
+@pytest.mark.parametrize("probe", PROBES)
+def test_a_probe_is_what_the_planner_thinks_it_is(probe: Probe) -> None:
+    shape = (probe.num_samples, 3, probe.side, probe.side)
+    traced = trace(_chain(probe.num_layers, probe.num_channels), shape)
+    told = probe_graph(**asdict(probe))
     assert [(node.kind, node.shape) for node in traced] == [(node.kind, node.shape) for node in told]
     assert traced.num_parameters == told.num_parameters
 

@@ -12,12 +12,12 @@ from convmesh.cli.main import app
 from convmesh.config import RunConfig
 from convmesh.config.schema import DataConfig, ModelConfig, TrainConfig
 from convmesh.engines import is_installed
-from convmesh.engines.calibrating import Measurement
+from convmesh.engines.calibrating import PROBES, Measurement
 from convmesh.engines.contract import Engine, World
 from convmesh.planner.cluster_file import load_cluster
 from convmesh.planner.measuring import curve_signatures
 from convmesh.training.calibrate_worker import Task, measure
-from convmesh.training.calibration import Subject, cluster_of, signatures_of, task_of
+from convmesh.training.calibration import Subject, signatures_of, task_of
 from tests.unit.test_calibration import small_graph
 
 
@@ -58,12 +58,11 @@ def test_ranks_measure_everything_that_a_plan_needs(engine: str, rank_pool: Any)
             assert min(times.forward) > 0
             assert len(times.backward) == 2 * found[place].has_backward
         assert seen.memory.fixed_bytes > 50 * 2**20
+        assert len(seen.memory.probe_bytes) == len(PROBES)
         assert min(min(seconds) for seconds in seen.updates.values()) > 0
     kinds = {(kind, way) for kind, way, *_ in ranks[0].collectives}
     assert kinds >= {(kind, "collective") for kind in ("all-reduce", "all-gather", "reduce-scatter")}
     assert (("all-reduce", "shared_memory") in kinds) == (engine == "mindspore")
-    cluster = cluster_of(wanted, found, ranks)
-    assert {entry.signature for entry in cluster.measured} == {entry.text for entry in found}
 
 
 @pytest.mark.timeout(180)
@@ -76,5 +75,6 @@ def test_the_command_writes_a_cluster_file(tmp_path: Path) -> None:
     assert "Written to" in result.output
     cluster = load_cluster(path)
     assert cluster.num_ranks_measured == 2
+    assert len(cluster.measured) == len(curve_signatures())
     assert {curve.operator for curve in cluster.compute} >= {"convolution", "elementwise", "copy", "sgd"}
     assert all(link.seconds_per_byte >= 0 for link in cluster.links.inside)

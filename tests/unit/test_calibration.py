@@ -16,7 +16,7 @@ from convmesh.engines.calibrating import CollectiveTimes, FixedMemory, Measureme
 from convmesh.graph import Edge, Graph, Node, Parameter, kinds
 from convmesh.mesh import Mesh
 from convmesh.planner.cluster_file import dump_cluster, parse_cluster
-from convmesh.planner.fitting import fit_alpha_beta, spread_of, typical
+from convmesh.planner.fitting import fit_alpha_beta, fit_spare, spread_of, typical
 from convmesh.planner.measuring import (
     MOST_BYTES,
     MOST_OPERATORS,
@@ -82,6 +82,16 @@ def test_neither_alpha_nor_beta_is_below_zero(points: list[tuple[int, float]]) -
     line = fit_alpha_beta([size for size, _ in points], [seconds for _, seconds in points])
     assert line.alpha_seconds >= 0
     assert line.seconds_per_byte >= 0
+
+
+def test_what_is_held_beside_tensors_is_found_again() -> None:
+    activations, parameters = [10 * 2**20, 20 * 2**20, 200 * 2**20], [0, 90 * 2**20, 2**20]
+    held = [2**20 + 1.5 * own + 1.25 * other for own, other in zip(activations, parameters, strict=True)]
+    spare = fit_spare(held, activations, parameters)
+    assert spare.activation_share == pytest.approx(0.5)
+    assert spare.parameter_share == pytest.approx(0.25)
+    assert spare.fixed_bytes == pytest.approx(2**20, rel=1e-3)
+    assert fit_spare([], [], []).fixed_bytes == 0
 
 
 def test_what_stands_for_samples() -> None:

@@ -66,12 +66,13 @@ class FixedMemory:
     Args:
         fixed_bytes: With a network of a few operators after some updates.
         bytes_per_operator: What each further operator adds.
-        probe_bytes: What training ``PROBE`` takes at most, beside ``fixed_bytes``; 0 where that can't be told.
+        probe_bytes: What training each of ``PROBES``, one after the other, takes at most beside ``fixed_bytes``; empty
+            where that can't be told.
     """
 
     fixed_bytes: int
     bytes_per_operator: int = 0
-    probe_bytes: int = 0
+    probe_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +86,19 @@ class Probe:
         side: Pixels of an image's side.
     """
 
-    num_layers: int = 6
-    num_channels: int = 32
-    num_samples: int = 8
-    side: int = 64
+    num_layers: int
+    num_channels: int
+    num_samples: int
+    side: int
 
 
-PROBE = Probe()
-"""By which is found what an allocator holds beside tensors."""
+PROBES = (
+    Probe(num_layers=4, num_channels=32, num_samples=8, side=32),
+    Probe(num_layers=4, num_channels=384, num_samples=2, side=4),
+    Probe(num_layers=4, num_channels=32, num_samples=8, side=112),
+)
+"""Next to nothing, many parameters, large activations: by these is found what is held beside tensors of either kind.
+The most that a process held only grows, so each is larger than the one before."""
 
 
 @dataclass(frozen=True, kw_only=True)

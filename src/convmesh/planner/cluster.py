@@ -75,9 +75,16 @@ class Device:
     workspace_share: Annotated[float, Field(ge=0)] = 0.0
     """Scratch memory of a convolution or dense layer, as a share of its input, output and weight together."""
     spare_share: Annotated[float, Field(ge=0)] = 0.0
-    """What the allocator holds beyond the tensors in use, as a share of them."""
+    """What engine and allocator hold beyond tensors, as a share of them."""
+    spare_parameter_share: Annotated[float, Field(ge=0)] | None = None
+    """The same for parameters, gradients and optimizer state, where it was measured apart from activations."""
     source: str = ""
     """Key of ``sources``; default: the source of the file."""
+
+    @property
+    def parameter_share(self) -> float:
+        """What is held beyond parameters, gradients and optimizer state, as a share of them."""
+        return self.spare_share if self.spare_parameter_share is None else self.spare_parameter_share
 
 
 @dataclass(frozen=True, config=_STRICT, kw_only=True)

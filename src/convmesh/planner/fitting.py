@@ -68,3 +68,40 @@ def typical(samples: Sequence[float], *, shares_cores: bool) -> float:
     if not samples:
         return 0.0
     return float(np.mean(samples) if shares_cores else np.median(samples))
+
+
+@dataclass(frozen=True)
+class Spare:
+    """What a process holds beside tensors.
+
+    Args:
+        fixed_bytes: Whatever their size.
+        activation_share: Per byte of activations and what passes.
+        parameter_share: Per byte of parameters, gradients and optimizer state.
+    """
+
+    fixed_bytes: int = 0
+    activation_share: float = 0.0
+    parameter_share: float = 0.0
+
+
+def fit_spare(held: Sequence[float], activations: Sequence[float], parameters: Sequence[float]) -> Spare:
+    """Finds what processes held beyond their tensors: a constant and a share of each kind, none below zero.
+
+    Args:
+        held: Bytes that each held.
+        activations: Bytes of its activations and what passes.
+        parameters: Bytes of its parameters, gradients and optimizer state.
+
+    Returns:
+        What explains them best.
+    """
+    if not held:
+        return Spare()
+    from scipy.optimize import nnls
+
+    unit = 2.0**20
+    columns = np.column_stack([np.ones(len(held)), np.asarray(activations) / unit, np.asarray(parameters) / unit])
+    beyond = np.asarray(held, float) / unit - columns[:, 1] - columns[:, 2]
+    (constant, of_activations, of_parameters), _ = nnls(columns, np.maximum(beyond, 0.0))
+    return Spare(int(constant * unit), float(of_activations), float(of_parameters))

@@ -14,7 +14,7 @@ The walk goes through one forward and its backward, operator by operator, then t
 | passing | what an operator takes and makes and nobody keeps; gradients of activations until they are used; |
 | | gathered tensors, and what collectives need to take tensors apart and put them together |
 | workspace | a share of a convolution's or dense layer's tensors (from the cluster) |
-| spare | a share of all tensors that the allocator holds besides (from the cluster) |
+| spare | shares of these that engine and allocator hold besides (from the cluster) |
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def memory_use(
     peak = max((*walk.moments(own.trainable if grows else ()), holding.updating()), key=lambda moment: moment.total)
     parameters, optimizer = holding.parameters(), holding.optimizer()
     gradients = holding.lasting_gradients() + peak.gradients
-    tensors = parameters + optimizer + gradients + peak.activations + peak.passing + peak.workspace
+    spare = device.spare_share * (peak.activations + peak.passing + peak.workspace)
+    spare += device.parameter_share * (parameters + optimizer + gradients)
     return MemoryUse(
         fixed=device.fixed_bytes + device.bytes_per_operator * len(resolved.graph),
         parameters=parameters,
@@ -89,7 +90,7 @@ def memory_use(
         activations=peak.activations,
         passing=peak.passing,
         workspace=peak.workspace,
-        spare=math.ceil(device.spare_share * tensors),
+        spare=math.ceil(spare),
         moment=peak.words,
     )
 

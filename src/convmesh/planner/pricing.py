@@ -123,7 +123,8 @@ class Pricer:
 
     @property
     def _spare(self) -> float:
-        return 1 + self.model.cluster.device.spare_share
+        device = self.model.cluster.device
+        return 1 + min(device.spare_share, device.parameter_share)  # A floor, whatever the bytes are of.
 
     def _engine_bytes(self) -> int:
         device = self.model.cluster.device

@@ -226,7 +226,7 @@ def load_measurement(folder: Path, *, rank: int) -> Measurement:
     """Reads what a rank measured."""
     content: Mapping[str, Any] = json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))
     return Measurement(
-        memory=FixedMemory(**content["memory"]),
+        memory=FixedMemory(**{**content["memory"], "probe_bytes": tuple(content["memory"]["probe_bytes"])}),
         overhead=Overhead(**content["overhead"]),
         operators={
             int(place): None if entry is None else OperatorTimes(tuple(entry["forward"]), tuple(entry["backward"]))

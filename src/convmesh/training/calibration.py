@@ -18,7 +18,7 @@ from convmesh.config import RunConfig, load_config, parse_config
 from convmesh.config.schema import DataConfig, ModelConfig
 from convmesh.data.open import open_data
 from convmesh.engines import is_installed, load_engine, load_launcher
-from convmesh.engines.calibrating import PROBE, Measurement
+from convmesh.engines.calibrating import PROBES, Measurement, Probe
 from convmesh.engines.tracing import trace
 from convmesh.errors import EngineError, raise_all
 from convmesh.graph import Graph
@@ -26,10 +26,10 @@ from convmesh.mesh import Mesh
 from convmesh.plan import Plan, resolve
 from convmesh.planner.cluster import Cluster, Curve, Device, Direction, Link, Links, Measured, Point
 from convmesh.planner.curves import Curves
-from convmesh.planner.fitting import fit_alpha_beta, spread_of, typical
+from convmesh.planner.fitting import fit_alpha_beta, fit_spare, spread_of, typical
 from convmesh.planner.measuring import chunks_of, curve_signatures, network_signatures, probe_graph, update_shapes
 from convmesh.planner.predict import predict
-from convmesh.planner.prediction import Candidate, Training
+from convmesh.planner.prediction import Candidate, MemoryUse, Training
 from convmesh.planner.signature import Signature
 from convmesh.training.calibrate_worker import COLLECTIVE_BYTES, Task, load_measurement
 from convmesh.training.launch import launch, plan_launch, threads_per_rank
@@ -252,14 +252,28 @@ def _device(subject: Subject, measured: Sequence[Measurement]) -> Device:
 
 
 def _with_spare(subject: Subject, cluster: Cluster, measured: Sequence[Measurement]) -> Device:
-    """The device with the share of what training the probe took that is none of its tensors."""
-    seen = max(entry.memory.probe_bytes for entry in measured)
-    graph = probe_graph(**dataclasses.asdict(PROBE))
-    training = dataclasses.replace(Training.of(subject.run), global_batch=PROBE.num_samples, prefetches=False)
-    alone = resolve(graph, Plan(mesh=Mesh({"data": 1})))
-    use = predict(Candidate(resolved=alone, training=training), cluster).memory
-    told = use.total - use.fixed
-    return dataclasses.replace(cluster.device, spare_share=max(0.0, seen / told - 1))
+    """The device with what training the probes took beyond their tensors."""
+    ranks = [entry.memory.probe_bytes for entry in measured]
+    held = [max(of_ranks) for of_ranks in zip(*ranks, strict=True)]
+    uses = [_tensors(subject, cluster, probe) for probe in PROBES[: len(held)]]
+    spare = fit_spare(
+        held,
+        [use.activations + use.passing + use.workspace for use in uses],
+        [use.parameters + use.gradients + use.optimizer for use in uses],
+    )
+    return dataclasses.replace(
+        cluster.device,
+        fixed_bytes=cluster.device.fixed_bytes + spare.fixed_bytes,
+        spare_share=spare.activation_share,
+        spare_parameter_share=spare.parameter_share,
+    )
+
+
+def _tensors(subject: Subject, cluster: Cluster, probe: Probe) -> MemoryUse:
+    """What the planner says that a probe holds."""
+    graph = probe_graph(**dataclasses.asdict(probe))
+    training = dataclasses.replace(Training.of(subject.run), global_batch=probe.num_samples)
+    return predict(Candidate(resolved=resolve(graph, Plan(mesh=Mesh({"data": 1}))), training=training), cluster).memory
 
 
 def _source(subject: Subject, num_rounds: int) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops, profiler
 
 from convmesh.config import RunConfig
-from convmesh.engines.calibrating import PROBE, CollectiveTimes, FixedMemory, OperatorTimes, Overhead, Ranks
+from convmesh.engines.calibrating import PROBES, CollectiveTimes, FixedMemory, OperatorTimes, Overhead, Ranks
 from convmesh.engines.contract import Batch, PixelScale, World
 from convmesh.engines.mindspore.calibrate_operators import MARK, SPREAD, Step, cell_of
 from convmesh.engines.mindspore.calibrate_profile import Kernel, pieces, read_kernels
@@ -58,15 +58,15 @@ class MindSporeCalibrator:
         before = _resident_bytes()
         self._train(_Chain(_LARGE))
         grown = max(0, _resident_bytes() - before)
-        self._train(_Chain(PROBE.num_layers, PROBE.num_channels), num_samples=PROBE.num_samples, side=PROBE.side)
-        # What compiling the probe leaves behind is told per operator.
-        left = before + grown + grown * PROBE.num_layers // (_LARGE - _SMALL)
-        return FixedMemory(
-            fixed_bytes=before,
-            # Per layer a convolution, a norm and an activation.
-            bytes_per_operator=grown // (3 * (_LARGE - _SMALL)),
-            probe_bytes=self._engine.peak_memory_bytes() - left if self._world.device == "cpu" else 0,
-        )
+        per_layer = grown // (_LARGE - _SMALL)
+        left, probe_bytes = before + grown, []
+        for probe in PROBES if self._world.device == "cpu" else ():
+            network = _Chain(probe.num_layers, probe.num_channels)
+            self._train(network, num_samples=probe.num_samples, side=probe.side)
+            left += per_layer * probe.num_layers  # What compiling leaves is told per operator.
+            probe_bytes.append(self._engine.peak_memory_bytes() - left)
+        # Per layer a convolution, a norm and an activation.
+        return FixedMemory(fixed_bytes=before, bytes_per_operator=per_layer // 3, probe_bytes=tuple(probe_bytes))
 
     def overhead(self) -> Overhead:
         """What updates cost beside operators."""

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from convmesh.config import RunConfig
-from convmesh.engines.calibrating import PROBE, CollectiveTimes, FixedMemory, OperatorTimes, Overhead, Ranks
+from convmesh.engines.calibrating import PROBES, CollectiveTimes, FixedMemory, OperatorTimes, Overhead, Probe, Ranks
 from convmesh.engines.contract import Batch, PixelScale, World
 from convmesh.engines.torch.calibrate_operators import Function, function_of
 from convmesh.engines.torch.channel_axis import ChannelAxis
@@ -58,14 +58,19 @@ class TorchCalibrator:
         before = self._held_bytes()
         self._train(_chain(_LARGE))
         grown = max(0, self._held_bytes() - before)
-        self._train(_chain(PROBE.num_layers, PROBE.num_channels), num_samples=PROBE.num_samples, side=PROBE.side)
-        is_resident = self._device.type == "cpu"
         return FixedMemory(
             fixed_bytes=before,
             # Per layer a convolution, a norm and an activation.
             bytes_per_operator=grown // (3 * (_LARGE - _SMALL)),
-            probe_bytes=self._engine.peak_memory_bytes() - before - grown if is_resident else 0,
+            probe_bytes=tuple(self._probe(probe) - before - grown for probe in PROBES)
+            if self._device.type == "cpu"
+            else (),
         )
+
+    def _probe(self, probe: Probe) -> int:
+        network = _chain(probe.num_layers, probe.num_channels)
+        self._train(network, num_samples=probe.num_samples, side=probe.side)
+        return self._engine.peak_memory_bytes()
 
     def overhead(self) -> Overhead:
         """What updates cost beside operators."""
