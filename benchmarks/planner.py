@@ -40,7 +40,7 @@ WORK = Path("runs/benchmark-planner")
 MESHES = ({"data": 1}, {"data": 2}, {"data": 1, "channel": 2}, {"data": 4}, {"data": 2, "channel": 2},
           {"data": 1, "channel": 4})  # fmt: skip
 RECOMPUTE = ("none", "blocks")
-_CALIBRATION_SECONDS = {"torch": 35.0, "mindspore": 60.0}
+_CALIBRATION_SECONDS = {"torch": 25.0, "mindspore": 60.0}
 _CASE_SECONDS = {"torch": 8.0, "mindspore": 40.0}
 
 
