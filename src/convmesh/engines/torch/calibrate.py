@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from convmesh.config import RunConfig
 from convmesh.engines.calibrating import PROBES, CollectiveTimes, FixedMemory, OperatorTimes, Overhead, Probe, Ranks
 from convmesh.engines.contract import Batch, PixelScale, World
-from convmesh.engines.torch.calibrate_operators import Function, function_of
+from convmesh.engines.torch.calibrate_operators import Function, function_of, in_place_of
 from convmesh.engines.torch.channel_axis import ChannelAxis
 from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.engine import TorchEngine
@@ -163,7 +163,7 @@ class TorchCalibrator:
             for entry in node.parameters
             if entry.role in ("weight", "bias")
         }
-        return _Exercise(function, inputs, parameters, self._synchronize)
+        return _Exercise(function, inputs, parameters, self._synchronize, in_place=in_place_of(node))
 
     def _tensor(self, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
         tensor = torch.randn(shape, device=self._device).to(dtype)
@@ -233,9 +233,16 @@ class _Exercise:
     """One operator that is run forward and backward in turn."""
 
     def __init__(
-        self, function: Function, inputs: list[Tensor], parameters: dict[str, Tensor], synchronize: Callable[[], None]
+        self,
+        function: Function,
+        inputs: list[Tensor],
+        parameters: dict[str, Tensor],
+        synchronize: Callable[[], None],
+        *,
+        in_place: Callable[[Tensor], Tensor] | None,
     ) -> None:
         self._function, self._inputs, self._parameters = function, inputs, parameters
+        self._in_place = in_place
         self._synchronize = synchronize
         self._wanted = [tensor for tensor in (*inputs, *parameters.values()) if tensor.requires_grad]
         self._output: Tensor | None = None
@@ -247,11 +254,20 @@ class _Exercise:
         with torch.no_grad():
             for tensor in self._inputs:
                 tensor.mul_(1.0)
+        if self._in_place is None:
+            self._output = self._timed(lambda: self._function(self._inputs, self._parameters))
+            return
+        over = self._inputs[0].detach().clone()
+        self._timed(lambda: self._in_place(over))  # type: ignore[misc]
+        self._output = self._function(self._inputs, self._parameters)
+
+    def _timed(self, run: Callable[[], Tensor]) -> Tensor:
         self._synchronize()
         begun = time.perf_counter()
-        self._output = self._function(self._inputs, self._parameters)
+        output = run()
         self._synchronize()
         self._forward.append(time.perf_counter() - begun)
+        return output
 
     def backward(self) -> None:
         """Runs it backward, if anything wants a gradient."""

@@ -24,6 +24,20 @@ _ELEMENTWISE: Mapping[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
+_IN_PLACE: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu_, "relu6": lambda x: F.relu6(x, inplace=True), "silu": lambda x: F.silu(x, inplace=True),
+    "hard_swish": lambda x: F.hardswish(x, inplace=True),
+}  # fmt: skip
+
+
+def in_place_of(node: Node) -> Callable[[Tensor], Tensor] | None:
+    """An activation that networks usually write over its input, as torchvision's do; None for other operators.
+
+    A graph does not tell whether one does: what is measured is the usual.
+    """
+    return _IN_PLACE.get(node.attributes["function"]) if node.kind == "elementwise" else None
+
+
 def function_of(node: Node, input_shapes: Sequence[tuple[int, ...]]) -> Function | None:
     """The function that an operator computes.
 
