@@ -31,6 +31,8 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.channel_parallel
 	$(BIN)/python -m benchmarks.exactness
+	$(BIN)/python -m benchmarks.planner
+	$(BIN)/python -m benchmarks.memory_budget
 
 docs: $(VENV)/.ready-dev
 	$(BIN)/convmesh config reference --language en > docs/en/configuration.md

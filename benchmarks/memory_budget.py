@@ -293,17 +293,19 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1e9, help="start nothing new after so long")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of what was measured so far")
-    parser.add_argument("--report", action="store_true", help="measure nothing, write the report")
+    parser.add_argument("--report", action="store_true", help="measure nothing, report what there is")
     options = parser.parse_args()
     bench = Bench(options.work, seconds=options.seconds)
-    if options.report:
-        text = "\n".join([*report(bench.found()), ""])
-        RESULTS.write_text(text)
-        print(text)
-        return
     chosen = [stories(engine)[place] for engine in options.engines for place in options.stories]
-    done = [bench.measure(story, num_updates=options.updates) for story in chosen]
-    print("All is measured." if all(done) else "Not all is measured yet: call it again.")
+    done = options.report or all(bench.measure(story, num_updates=options.updates) for story in chosen)
+    if not done:
+        print("Not all is measured yet: call it again.")
+        return
+    print("All is measured.")
+    text = "\n".join([*report(bench.found()), ""])
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """Seconds and memory that the planner predicts, against what ranks really take; on this machine.
 
 For each engine, network and number of ranks the machine is calibrated, then every plan is trained in ranks of its own.
-What was measured is kept in a work folder: each call does what is left and fits its time; with ``--report`` it writes
-the report of all there is. Run from the repository:
-
-    python -m benchmarks.planner --engines torch --seconds 220
+What was measured is kept in a work folder: each call does what is left and fits its time, and writes the report once
+nothing is left, or of what there is with ``--report``. Run from the repository: ``python -m benchmarks.planner``.
 """
 
 from __future__ import annotations
@@ -270,17 +268,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="how often each plan is trained, in fresh ranks")
     parser.add_argument("--seconds", type=float, default=1e9, help="start nothing new after so long")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of what was measured so far")
-    parser.add_argument("--report", action="store_true", help="measure nothing, write the report")
+    parser.add_argument("--report", action="store_true", help="measure nothing, report what there is")
     options = parser.parse_args()
     sizes = tuple(SIZES[place] for place in options.sizes)
     bench = Bench(options.work, seconds=options.seconds, recompute=options.recompute)
-    if not options.report:
-        done = [
-            bench.measure(engine, sizes, num_updates=options.updates, num_rounds=options.rounds)
-            for engine in options.engines
-        ]
-        print("All is measured." if all(done) else "Not all is measured yet: call it again.")
+    done = options.report or all(
+        bench.measure(engine, sizes, num_updates=options.updates, num_rounds=options.rounds)
+        for engine in options.engines
+    )
+    if not done:
+        print("Not all is measured yet: call it again.")
         return
+    print("All is measured.")
     write_report(list(rows_of(read_results(bench.results))))
 
 
