@@ -39,14 +39,14 @@ def measured(engine: Engine, world: World, *, run: RunConfig, task: Task) -> Mea
     return measure(engine, run, world=world, task=task)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("engine", ["torch", "mindspore"])
 def test_ranks_measure_everything_that_a_plan_needs(engine: str, rank_pool: Any) -> None:
     wanted = subject(engine)
     found = [entry for entry in signatures_of(wanted) if entry not in curve_signatures()]
     ranks = rank_pool(engine, 2).run(
         "tests.multiprocess.test_calibrate:measured",
-        timeout_seconds=150,
+        timeout_seconds=280,
         run=wanted.run,
         task=task_of(wanted, found),
     )
@@ -65,7 +65,7 @@ def test_ranks_measure_everything_that_a_plan_needs(engine: str, rank_pool: Any)
     assert (("all-reduce", "shared_memory") in kinds) == (engine == "mindspore")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not is_installed("torch"), reason="torch is not installed")
 def test_the_command_writes_a_cluster_file(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"

@@ -307,7 +307,8 @@ def subject_of(
         The subject, its network read.
 
     Raises:
-        ConvMeshError: If the run file is wrong, its data or engine is missing, or its network can't be read.
+        EngineError: If the engine is not installed.
+        ConvMeshError: If the run file is wrong, its data is missing, or its network can't be read.
     """
     run = _DEFAULT if config is None else load_config(config, overrides=tuple(overrides))
     if engine is not None:

@@ -92,7 +92,17 @@ class MindSporeCalibrator:
         return ("shared_memory",) if kind == "all-reduce" and self._world.device == "cpu" else ()
 
     def collective(self, kind: str, ranks: Ranks, *, sizes: Sequence[int], repeats: int) -> list[CollectiveTimes]:
-        """Runs one kind of collective as training does."""
+        """Runs one kind of collective as training does.
+
+        Args:
+            kind: As `convmesh.plan.collectives` names it.
+            ranks: Who communicates.
+            sizes: Bytes, counted as `convmesh.plan.collectives` counts.
+            repeats: How often each.
+
+        Returns:
+            One entry per size.
+        """
         axis = self._axis(ranks)
         if ranks.axis == "data":
             return [CollectiveTimes(size, self._repeat(_reduction(axis, size), repeats)) for size in sizes]

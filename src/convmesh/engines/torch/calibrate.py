@@ -97,7 +97,17 @@ class TorchCalibrator:
         return ("collective",) if axis == "channel" or kind == "all-reduce" else ()
 
     def collective(self, kind: str, ranks: Ranks, *, sizes: Sequence[int], repeats: int) -> list[CollectiveTimes]:
-        """Runs one kind of collective as training does."""
+        """Runs one kind of collective as training does.
+
+        Args:
+            kind: As `convmesh.plan.collectives` names it.
+            ranks: Who communicates.
+            sizes: Bytes, counted as `convmesh.plan.collectives` counts.
+            repeats: How often each.
+
+        Returns:
+            One entry per size.
+        """
         group = self._group(ranks)
         axis = ChannelAxis(group, channels_last=self._run.train.channels_last)
         found = []
