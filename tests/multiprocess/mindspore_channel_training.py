@@ -26,10 +26,12 @@ from convmesh.plan import Choice, Entry, Plan, resolve
 from convmesh.plan.by_rule import plan_by_rule
 from convmesh.plan.collectives import channel_collectives
 from convmesh.training.sync import check_sync
+from tests.multiprocess.alive import live_tensors, whole_alive
 from tests.multiprocess.mindspore_cases import GLOBAL_BATCH, SCALE, micro_batches, run_config
 from tests.networks_mindspore import NETWORKS
 
 FULL = (GLOBAL_BATCH,) * 3
+TENSORS = (ms.Tensor, ms.Parameter)
 
 _engines: dict[str, MindSporeEngine] = {}
 
@@ -162,11 +164,13 @@ def train(
     infinite_on: int | None = None,
     loss_scale: float = 1.0,
     regroup: Mapping[str, Any] | None = None,
+    watches: bool = False,
     **parts: dict[str, Any],
 ) -> dict[str, Any]:
     """Trains for ``len(counts)`` updates; ``parts`` are sections of the run, with the plan's path in ``strategy``."""
     engine, placed = on_mesh(world, sizes)
     run = run_config(**parts)
+    known = live_tensors(TENSORS) if watches else []
     network, scale = network_of(name), SCALE
     regrouping = ChannelRegrouping.of(3, **regroup) if regroup is not None else None
     if regrouping is not None:
@@ -175,7 +179,9 @@ def train(
     step = engine.build_step(network, run, pixel_scale=scale)
     if start is not None:
         step.import_state(start)
-    losses, norms, overflows, states = [], [], [], []
+    losses, norms, overflows, states, alive = [], [], [], [], set()
+    if watches:
+        step.on_gradients = lambda _: alive.update(whole_alive(step, TENSORS, known=known))
     for update, count in enumerate(counts, start=first_update):
         batches = batches_of(update, count, placed.mesh.size("data"), placed.shard, run.strategy.accumulation)
         if regrouping is not None:
@@ -193,6 +199,7 @@ def train(
         losses.append(sum(of_rank[rank] for rank in placed.mesh.groups("data")[0]) / count)
         norms.append(result.gradient_norm)
         overflows.append(result.overflow)
+        alive.update(whole_alive(step, TENSORS, known=known) if watches else ())
         states.append(step.export_state())
     check_sync(step.local_tensors(), all_gather=engine.all_gather, groups=placed.mesh.groups("data"))
     check_replicas(step, placed, engine)
@@ -203,6 +210,7 @@ def train(
         "norms": norms,
         "overflows": overflows,
         "states": states,
+        "whole_alive": sorted(alive),
         "collectives": step.collectives(),
         "num_parameters": step.num_parameters(),
         "optimizer_bytes": step.optimizer_bytes(),

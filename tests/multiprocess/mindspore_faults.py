@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
-from unittest import mock
 
 from mindspore import Tensor, nn
 
@@ -20,6 +19,7 @@ from convmesh.engines.mindspore.trace import trace
 from convmesh.engines.mindspore.train_step import MindSporeTrainStep
 from convmesh.engines.mindspore.verification import observe_one_device, observe_ranks
 from convmesh.graph import Graph
+from tests.multiprocess.faults import observe_faulty
 from tests.multiprocess.mindspore_channel_training import network_of, on_mesh
 
 
@@ -45,16 +45,15 @@ def observe(
 ) -> Observation:
     """What a rank sees of a run with a fault."""
     engine, placed = on_mesh(world, sizes)
-    build_step = engine.build_step
-    exercise = dataclasses.replace(exercise, updates=[exercise.updates[placed.shard]])
-
-    def build_faulty(network: nn.Cell, *args: Any, **options: Any) -> MindSporeTrainStep:
-        step = build_step(network, *args, **options)
-        _plant(fault, network, step, rank=world.rank)
-        return step
-
-    with mock.patch.object(engine, "build_step", build_faulty):
-        return observe_ranks(engine, network_of(name), run, exercise)
+    return observe_faulty(
+        engine,
+        placed,
+        network_of(name),
+        run=run,
+        exercise=exercise,
+        plant=partial(_plant, fault, rank=world.rank),
+        observe_ranks=observe_ranks,
+    )
 
 
 def _plant(fault: str, network: nn.Cell, step: MindSporeTrainStep, *, rank: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks import channel_parallel, peers
+from benchmarks import channel_parallel, exactness, peers
 from benchmarks.contenders.convolution import SPLITS, Answer, Sizes
 
 from convmesh.engines import is_installed
@@ -52,3 +52,25 @@ def test_channel_parallel_measures_what_a_rank_keeps() -> None:
     text = "\n".join(channel_parallel.section(network, found))
     assert "| channel=2 |" in text
     assert ": reached." in text
+
+
+def test_exactness_tells_each_case_and_what_it_lacks() -> None:
+    cases = list(exactness.all_cases())
+    assert len({case.name for case in cases}) == len(cases) == 18
+    worst = [{"kind": kind, "difference": 1e-6, "allowed": 1e-4} for kind in ("output", "gradient", "change", "buffer")]
+    told = {"worst": worst, "collectives": [{"passed": True}], "passed": True, "inconclusive": False}
+    answers = {
+        cases[0]: told,
+        cases[1]: {**told, "passed": False, "inconclusive": True},
+        cases[2]: {**told, "passed": False, "collectives": [{"passed": False}]},
+        cases[3]: {"error": "not done after 9 s"},
+    }
+    rows = exactness.table(answers).splitlines()[2:]
+    assert rows[0].endswith("| 1e-06 of 1e-04 | as told | equal |")
+    assert [row.rpartition(" | ")[2] for row in rows] == [
+        "equal |",
+        "inconclusive |",
+        "DIFFERS |",
+        "not done after 9 s |",
+    ]
+    assert "NOT as told" in rows[2]

@@ -151,6 +151,11 @@ def test_each_rank_holds_its_part_of_parameters_and_optimizer(run_split: Callabl
         assert answer["optimizer_bytes"] == 4 * (num_whole // 2 + 5)
 
 
+def test_no_rank_ever_holds_the_whole_of_a_split_weight(run_split: Callable[..., Any]) -> None:
+    for answer in run_split(TWO, "cnn-small", counts=(16,), watches=True):
+        assert answer["whole_alive"] == []
+
+
 @pytest.mark.parametrize("rank", [1, 2])
 def test_an_overflow_on_any_rank_skips_the_update_everywhere(run_split: Callable[..., Any], rank: int) -> None:
     answers = run_split(
@@ -190,7 +195,7 @@ def test_a_state_goes_on_on_another_mesh(run_split: Callable[..., Any]) -> None:
     }
     # Without batch norm the number of shards doesn't matter.
     whole = run_split({"data": 2}, "plain", counts=(16,) * 4, **parts)[0]["states"][-1]
-    for first, then in ((TWO, {"data": 2}), ({"data": 2}, TWO)):
+    for first, then in (({"data": 4}, FOUR), (FOUR, {"data": 4}), (FOUR, TWO)):
         half = run_split(first, "plain", counts=(16,) * 2, **parts)[0]["states"][-1]
         for answer in run_split(then, "plain", counts=(16,) * 2, start=half, first_update=2, **parts):
             end = answer["states"][-1]

@@ -40,7 +40,8 @@ def test_ranks_whose_graphs_differ_are_stopped(rank_pool: Pools) -> None:
         assert "MindSpore has made other graphs" in message
 
 
-def test_replicas_are_made_equal(rank_pool: Pools) -> None:
-    for first, second in rank_pool("mindspore", 2).run(f"{CASES}:from_first"):
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_replicas_are_made_equal(rank_pool: Pools, num_ranks: int) -> None:
+    for first, second in rank_pool("mindspore", num_ranks).run(f"{CASES}:from_first"):
         np.testing.assert_array_equal(first, np.full((2, 3), 1.0))
         np.testing.assert_array_equal(second, np.full(4, 5.0))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -21,6 +20,7 @@ from convmesh.graph import Graph
 from convmesh.plan.placement import Change
 from tests.multiprocess.channel_cases import on_mesh
 from tests.multiprocess.channel_training import network_of
+from tests.multiprocess.faults import observe_faulty
 
 
 def graph_of(name: str, shape: Sequence[int]) -> Graph:
@@ -45,16 +45,15 @@ def observe(
 ) -> Observation:
     """What a rank sees of a run with a fault."""
     engine, placed = on_mesh(world, sizes)
-    build_step = engine.build_step
-    exercise = dataclasses.replace(exercise, updates=[exercise.updates[placed.shard]])
-
-    def build_faulty(network: nn.Module, *args: Any, **options: Any) -> TorchTrainStep:
-        step = build_step(network, *args, **options)
-        _plant(fault, network, step, rank=world.rank)
-        return step
-
-    with mock.patch.object(engine, "build_step", build_faulty):
-        return observe_ranks(engine, network_of(name, "float32"), run, exercise)
+    return observe_faulty(
+        engine,
+        placed,
+        network_of(name, "float32"),
+        run=run,
+        exercise=exercise,
+        plant=partial(_plant, fault, rank=world.rank),
+        observe_ranks=observe_ranks,
+    )
 
 
 def _plant(fault: str, network: nn.Module, step: TorchTrainStep, *, rank: int) -> None:
