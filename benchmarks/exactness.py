@@ -135,13 +135,13 @@ def table(answers: dict[Case, dict[str, Any]]) -> str:
         Markdown.
     """
     lines = [
-        "| engine | network | mesh | type | output | gradient | change | buffer | collectives | verdict |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| engine | network | mesh | type | rate | output | gradient | change | buffer | collectives | verdict |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for case, answer in answers.items():
         head = f"| {case.engine} | {case.network} | {case.mesh} | {case.dtype} |"
         if "error" in answer:
-            lines.append(f"{head} | | | | | {answer['error']} |")
+            lines.append(f"{head} | | | | | | {answer['error']} |")
             continue
         worst = {entry["kind"]: entry for entry in answer["worst"]}
         cells = [
@@ -150,7 +150,8 @@ def table(answers: dict[Case, dict[str, Any]]) -> str:
         ]
         told = "as told" if all(entry["passed"] for entry in answer["collectives"]) else "NOT as told"
         verdict = "equal" if answer["passed"] else "inconclusive" if answer["inconclusive"] else "DIFFERS"
-        lines.append(f"{head} {' | '.join(cells)} | {told} | {verdict} |")
+        rate = answer["conditions"]["learning_rate"]
+        lines.append(f"{head} {rate:g} | {' | '.join(cells)} | {told} | {verdict} |")
     return "\n".join(lines)
 
 
@@ -168,8 +169,8 @@ def write_results(answers: dict[Case, dict[str, Any]], *, steps: int) -> None:
 pixels, on ranks and on one device from the same state. Each cell is the largest relative difference of that
 kind of tensor and what is allowed for it: the tolerance of the data type, or ten times what rounding alone
 changes between one-device runs, up to a thousandth (three for what the updates change of a parameter). In
-float64 the run is as it is, at a learning rate of {LEARNING_RATE}; in float32 the norms start with a shift of 3
-and the learning rate is 0.01. Made by `python -m benchmarks.exactness`.
+float64 the run is as it is, at the learning rate that is told; in float32 the norms start with a shift of 3 and
+the learning rate is 0.01. Made by `python -m benchmarks.exactness`.
 
 Ran on: {_machine()}.
 

@@ -59,6 +59,7 @@ def test_exactness_tells_each_case_and_what_it_lacks() -> None:
     assert len({case.name for case in cases}) == len(cases) == 18
     worst = [{"kind": kind, "difference": 1e-6, "allowed": 1e-4} for kind in ("output", "gradient", "change", "buffer")]
     told = {"worst": worst, "collectives": [{"passed": True}], "passed": True, "inconclusive": False}
+    told["conditions"] = {"learning_rate": 0.01}
     answers = {
         cases[0]: told,
         cases[1]: {**told, "passed": False, "inconclusive": True},
