@@ -118,21 +118,14 @@ def network_of() -> nn.Cell:
     return nn.SequentialCell(convolution, nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten(), nn.Dense(128, 5))
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        {"name": "sgd", "momentum": 0.9, "weight_decay": 0.01, "clip_norm": 0.5},
-        {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.1, "clip_norm": 0.5},
-    ],
-    ids=["sgd", "adamw"],
-)
-def test_many_steps_are_those_of_the_original(optimizer: dict[str, Any]) -> None:
+def test_many_steps_are_those_of_the_original() -> None:
+    # With SGD on the ranks of tests/multiprocess.
     run = parse_config(
         {
             "engine": "mindspore",
             "model": {"name": "resnet18"},
             "data": {"source": "digits"},
-            "optimizer": optimizer,
+            "optimizer": {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.1, "clip_norm": 0.5},
             "train": {"global_batch": 6, "weight_average": 0.9, "device": "cpu"},
         }
     )

@@ -17,12 +17,18 @@ from tests.multiprocess.channel_networks import EXTRA
 from tests.networks_torch import NETWORKS
 
 
-def train(_engine: Engine, world: World, *, sizes: Mapping[str, int]) -> dict[str, Any]:
+def train(
+    _engine: Engine, world: World, *, sizes: Mapping[str, int], regroup: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The loop; ``alone`` never sees regrouped channels."""
     torch.manual_seed(0)
     network = NETWORKS["swish"]().double()
     alone = copy.deepcopy(network)
     mesh = convmesh.Mesh(sizes)
-    graph = convmesh.trace(network, (4, 3, 16, 16))
+    regrouping = convmesh.ChannelRegrouping.of(3, **(regroup or {}))
+    if regroup is not None:
+        network = convmesh.regroup_channels(network, regrouping, (4, 3, 16, 16))
+    graph = convmesh.trace(network, (4, regrouping.num_regrouped, *regrouping.sizes((16, 16))))
     plan = convmesh.plan_by_rule(graph, mesh, min_multiply_adds=0)
     network = convmesh.parallelize(network, plan)
     images, labels = torch.randn(8, 3, 16, 16).double(), torch.arange(8)
@@ -31,7 +37,8 @@ def train(_engine: Engine, world: World, *, sizes: Mapping[str, int]) -> dict[st
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         for _ in range(3):
             optimizer.zero_grad()
-            loss = F.cross_entropy(net(images[part]), labels[part], reduction="sum") / len(labels)
+            x = convmesh.regroup_images(images[part], regrouping) if net is network else images[part]
+            loss = F.cross_entropy(net(x), labels[part], reduction="sum") / len(labels)
             loss.backward()
             if net is network:
                 convmesh.reduce_gradients(net)

@@ -81,6 +81,25 @@ def test_check_tells_everything_that_is_wrong(run_file: Path, tmp_path: Path) ->
     assert (code, len(json.loads(output)["mistakes"])) == (1, 4)
 
 
+def test_regrouped_channels_are_one_of_the_ways_out(run_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("schema_version: 1\nmesh: {channel: 4}\noperators: {conv1: {channel: in_channels}}\n")
+    code, output = call("check", run_file, "--plan", path)
+    assert code == 1
+    assert "(got 1 for 4 ranks, expected at least 4). Add zero channels in the run file with" in output
+    assert "'data: {channels: {pad_to: 4}}', or split it with 'conv1: {channel: out_channels}', or keep it" in output
+    code, output = call("check", run_file, "--plan", path, "--set", "data.channels.pad_to=4")
+    assert code == 0, output
+    assert "conv1  in_channels   slice before it, reduce_scatter after it" in output
+    code, output = call("check", run_file, "--mesh", "data=2", "--set", "data.channels.space_to_depth=2")
+    assert code == 1
+    assert "blocks do not fit the stride of conv1" in output
+    code, output = call("graph", run_file, "--json", "--set", "data.channels.pad_to=4")
+    nodes = {node["name"]: node for node in json.loads(output)["nodes"]}
+    assert nodes["input"]["output_shapes"] == [[1, 4, 8, 8]]
+    assert nodes["conv1"]["attributes"]["in_channels"] == 4
+
+
 def test_check_tells_when_a_plan_is_for_another_network(run_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     call("check", run_file, "--mesh", "channel=2", "--write-plan", path)
@@ -170,10 +189,13 @@ def test_a_split_run_is_killed_nowhere_and_keeps_its_plan(run_file: Path, tmp_pa
     assert json.loads((folder / "summary.json").read_text())["num_updates"] == 8
 
 
+@pytest.mark.parametrize("regroup", [None, {"pad_to": 4, "order": [3, 1, 0, 2]}], ids=["plain", "regrouped"])
 def test_a_loop_of_ones_own_trains_a_split_network(
-    rank_pool: Callable[[str, int], RankPool],
+    rank_pool: Callable[[str, int], RankPool], regroup: dict[str, Any] | None
 ) -> None:
-    answers = rank_pool("torch", 4).run("tests.multiprocess.own_loop:train", sizes={"data": 2, "channel": 2})
+    answers = rank_pool("torch", 4).run(
+        "tests.multiprocess.own_loop:train", sizes={"data": 2, "channel": 2}, regroup=regroup
+    )
     expected = answers[0]["alone"]
     for answer in answers:
         assert answer["state"].keys() == expected.keys()

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.graph_builder import Builder
 
 from convmesh.errors import ConfigError
 from convmesh.geometry.regrouped_convolution import Extent, RegroupedConvolution
 from convmesh.geometry.regrouping import ChannelRegrouping
+from convmesh.graph import Graph
+from convmesh.graph.graph import Edge
+from convmesh.mesh import Mesh
+from convmesh.plan import CHANNEL, Choice, Entry, Plan, resolve
+from convmesh.plan.regrouping import regrouped_layer
+from convmesh.plan.ways_out import regrouping_ways
 
 Ints = npt.NDArray[np.int64]
 
@@ -152,3 +161,46 @@ def test_sizes_that_do_not_divide_are_refused_with_the_nearest() -> None:
         ChannelRegrouping.of(3, space_to_depth=2).sizes((225, 224))
     with pytest.raises(ConfigError, match=r"or 'space_to_depth: 3'"):
         ChannelRegrouping.of(3, space_to_depth=4).sizes((27, 27))
+
+
+def strided(stride: int) -> Graph:
+    build = Builder()
+    head = build.dense_head(build.relu("relu1", build.convolution("conv1", "input", 8)))
+    graph = build.graph(head)
+    nodes = [
+        dataclasses.replace(node, attributes={**node.attributes, "stride": (stride, stride)})
+        if node.name == "conv1"
+        else node
+        for node in graph.nodes
+    ]
+    return dataclasses.replace(graph, nodes=tuple(nodes))
+
+
+def test_too_few_channels_are_refused_with_the_ways_out() -> None:
+    plan = Plan(mesh=Mesh({CHANNEL: 4}), entries=(Entry(pattern="conv1", axes={CHANNEL: Choice(split="in_channels")}),))
+    with pytest.raises(ConfigError) as error:
+        resolve(strided(2), plan)
+    for way in (
+        "got 3 for 4 ranks",
+        "'data: {channels: {pad_to: 4}}'",
+        "make 12 channels of blocks of pixels with 'data: {channels: {space_to_depth: 2}}'",
+        "split it with 'conv1: {channel: out_channels}'",
+        "use 3 ranks on the axis 'channel'",
+    ):
+        assert way in str(error.value)
+    with pytest.raises(ConfigError) as error:
+        resolve(strided(1), plan)
+    assert "pad_to: 4" in str(error.value)
+    assert "space_to_depth" not in str(error.value)
+
+
+@given(st.integers(1, 6), st.integers(4, 13))
+def test_every_way_out_works(stride: int, num_ranks: int) -> None:
+    graph = strided(stride)
+    for way in regrouping_ways(graph, graph.node("conv1"), num_ranks):
+        settings = yaml.safe_load(way.split("'")[1])["data"]["channels"]
+        layer = regrouped_layer(graph, ChannelRegrouping.of(3, **settings))
+        assert layer.convolution.regrouping.num_regrouped >= num_ranks
+        assert layer.attributes["in_channels"] == layer.convolution.regrouping.num_regrouped
+    assert regrouping_ways(graph, graph.node("relu1"), num_ranks) == []
+    assert graph.consumers(Edge("input")) == (graph.node("conv1"),)

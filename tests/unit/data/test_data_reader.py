@@ -31,6 +31,7 @@ from convmesh.data.transform import (
 )
 from convmesh.engines.contract import Batch, PixelScale
 from convmesh.errors import ConfigError, DataError
+from convmesh.geometry import ChannelRegrouping
 
 MakeRun = Callable[..., RunConfig]
 Array = np.ndarray[Any, Any]
@@ -337,3 +338,50 @@ def test_inspection_sums_file_sizes(images_folder: Path, make_run: MakeRun) -> N
     total = sum(path.stat().st_size for path in (images_folder / "train").rglob("*.*"))
     assert (report.cost_unit, report.costs_R.sum()) == ("bytes", total)
     assert report.as_dict()["counts"] == report.counts_RC.tolist()
+
+
+@pytest.mark.parametrize("channels", [{"pad_to": 4}, {"space_to_depth": 2, "pad": 1, "order": [*range(12, -1, -1)]}])
+def test_channels_are_regrouped_after_everything_else(
+    make_run: MakeRun, cifar: Arrays, cache: Path, channels: dict[str, Any]
+) -> None:
+    cache.mkdir()
+    write_prepared(cache / "cifar10", cifar, class_names=CLASS_NAMES, origin="test")
+    data = {"augment": {"crop_padding": 4, "flip": True}, "num_eval": 7}
+    batches, sets = [], []
+    for more in ({}, {"channels": channels}):
+        run = make_run("cifar10", **data, **more)
+        datasets = open_data(run.data)
+        train = TrainReader(datasets, run, num_shards=1, shard=0)
+        evaluation = EvalReader(datasets, run, num_shards=1, shard=0)
+        batches.append([*_read_all(train), *_read_all(evaluation)])
+        sets.append(datasets)
+    plain, regrouped = sets
+    regrouping = ChannelRegrouping.of(3, **channels)
+    assert regrouped.regrouping == regrouping
+    assert regrouped.num_channels == 3
+    assert regrouped.image_shape_HWC == (32, 32, 3)
+    for before, after in zip(*batches, strict=True):
+        assert after.images_NHWC.shape[1:] == regrouped.network_shape_HWC
+        moved = regrouping.images(before.images_NHWC.transpose(0, 3, 1, 2))
+        np.testing.assert_array_equal(after.images_NHWC.transpose(0, 3, 1, 2), moved)
+        scaled = before.images_NHWC * np.array(plain.pixel_scale.factor_C) + np.array(plain.pixel_scale.offset_C)
+        got = after.images_NHWC * np.array(regrouped.pixel_scale.factor_C) + np.array(regrouped.pixel_scale.offset_C)
+        np.testing.assert_array_equal(got.transpose(0, 3, 1, 2), regrouping.images(scaled.transpose(0, 3, 1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("channels", "told"),
+    [
+        ({"pad_to": 2}, "data.channels: there are more channels already than channels are padded to (got 3 channels"),
+        ({"order": [0, 1]}, "data.channels: the order of the channels does not hold every channel once (got missing 2"),
+        ({"space_to_depth": 5}, "got 32x32 pixels, blocks of 5, expected multiples of 5). Use images of 30x30 pixels"),
+    ],
+)
+def test_channels_that_do_not_fit_the_images_are_refused(
+    make_run: MakeRun, cifar: Arrays, cache: Path, channels: dict[str, Any], told: str
+) -> None:
+    cache.mkdir()
+    write_prepared(cache / "cifar10", cifar, class_names=CLASS_NAMES, origin="test")
+    with pytest.raises(ConfigError) as error:
+        open_data(make_run("cifar10", channels=channels).data)
+    assert told in str(error.value)

@@ -139,23 +139,10 @@ def gather_state(network: nn.Module) -> Arrays:
     Returns:
         Arrays by name.
     """
-    split = split_of(network)
+    split, layer = split_of(network), regrouped_of(network)
     tensors = export_network(network)
-    return original_state(network, tensors if split is None else split.gather(tensors))
-
-
-def original_state(network: nn.Module, arrays: Arrays) -> Arrays:
-    """Whole tensors as those of the network before its images were regrouped, if they were.
-
-    Args:
-        network: Any network.
-        arrays: By name, or by ``slot/name``.
-
-    Returns:
-        The same names.
-    """
-    layer = regrouped_of(network)
-    return arrays if layer is None else layer.to_original(arrays)
+    tensors = tensors if split is None else split.gather(tensors)
+    return tensors if layer is None else layer.to_original(tensors)
 
 
 def apply(
