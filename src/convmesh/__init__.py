@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from convmesh.geometry import ChannelPartition, ChannelRegrouping
     from convmesh.graph import Graph
     from convmesh.mesh import Mesh
-    from convmesh.plan import Plan
+    from convmesh.plan import Execution, Plan
     from convmesh.plan.by_rule import plan_by_rule
     from convmesh.plan.load import dump_plan, load_plan
     from convmesh.report.doctor import DoctorReport, doctor
@@ -47,6 +47,7 @@ _HOMES = {
     "ConvMeshError": "convmesh.errors",
     "DataReport": "convmesh.data.inspect",
     "DoctorReport": "convmesh.report.doctor",
+    "Execution": "convmesh.plan",
     "Graph": "convmesh.graph",
     "Mesh": "convmesh.mesh",
     "Plan": "convmesh.plan",
@@ -91,6 +92,7 @@ __all__ = [
     "ConvMeshError",
     "DataReport",
     "DoctorReport",
+    "Execution",
     "Graph",
     "Mesh",
     "Plan",

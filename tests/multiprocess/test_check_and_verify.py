@@ -211,3 +211,33 @@ def test_what_was_not_split_is_refused(rank_pool: Callable[[str, int], RankPool]
         assert "the network is split already" in twice
         assert "does not fit the ranks that were started (got 2, expected 4)" in other_ranks
         assert "not along 'height'" in rows
+
+
+def test_check_tells_who_decides_and_what_is_recomputed(run_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("schema_version: 1\nmesh: {data: 2}\naccumulation: 4\nrecompute: [layer1.*]\n")
+    options = ["--set", "model.name=resnet18", "--set", "model.args={small_images: true}"]
+    options += ["--set", "strategy.accumulation=2", "--set", "strategy.optimizer_sharding=true"]
+    code, output = call("check", run_file, "--plan", path, *options)
+    assert code == 0, output
+    assert "Per update 4 micro-batches, optimizer state sharded, gradients in buckets of 25.0 MiB." in output
+    assert "Recomputed: layer1.0, layer1.1." in output
+    code, output = call(
+        "check", run_file, "--mesh", "data=2", *options, "--set", "strategy.recompute=[layer9]", "--json"
+    )
+    assert code == 1
+    assert "'layer9' is no block that can be recomputed" in json.loads(output)["mistakes"][0]["what"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mesh", ["data=1", "channel=2"])
+def test_verify_finds_recomputed_blocks_equal(run_file: Path, mesh: str) -> None:
+    options = ["--set", "model.name=resnet18", "--set", "model.args={small_images: true}"]
+    options += ["--set", "strategy.recompute=blocks"]
+    arguments = ["verify", run_file, "--mesh", mesh, "--dtype", "float64", "--steps", "2", "--json", *options]
+    code, output = call(*arguments)
+    told = json.loads(output)
+    assert (code, told["passed"]) == (0, True)
+    assert all(entry["difference"] < 1e-9 for entry in told["worst"])
+    saved = told["memory"]["saved_bytes"][0], told["memory"]["one_device_saved_bytes"]
+    assert saved[0] < 0.6 * saved[1]

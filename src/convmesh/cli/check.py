@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +16,7 @@ from convmesh.units import format_bytes
 if TYPE_CHECKING:
     from convmesh.api import PreparedRun
     from convmesh.errors import ConvMeshError
+    from convmesh.training.planning import RunPlan
     from convmesh.plan import ResolvedPlan
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
@@ -49,6 +52,8 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter per option
         if prepared.plan is not None:
             for resolved in prepared.plan.resolved.split_axes:
                 typer.echo(_describe(resolved))
+            for line in _execution_lines(prepared.plan):
+                typer.echo(line)
     if mistakes:
         raise typer.Exit(1)
 
@@ -90,6 +95,8 @@ def _as_dict(prepared: PreparedRun | None, mistakes: tuple[ConvMeshError, ...]) 
                 for resolved in prepared.plan.resolved.split_axes
                 for entry in _collectives(resolved)
             ]
+            found["execution"] = dataclasses.asdict(prepared.plan.plan.execution)
+            found["recomputed"] = [block.name for block in prepared.plan.resolved.recomputed]
     return found
 
 
@@ -113,6 +120,30 @@ def _collectives(resolved: ResolvedPlan) -> tuple[Any, ...]:
     from convmesh.plan.collectives import channel_collectives
 
     return channel_collectives(resolved, position=0)
+
+
+def _execution_lines(plan: RunPlan) -> Iterator[str]:
+    """What holds of running an update, whether the plan says it or the run file."""
+    from convmesh.plan.activations import rank_activations
+
+    execution, resolved = plan.plan.execution, plan.resolved
+    shards = "sharded" if execution.optimizer_sharding else "whole"
+    yield (
+        f"Per update {execution.accumulation} micro-batches, optimizer state {shards}, gradients in buckets of "
+        f"{format_bytes(execution.bucket_bytes or 0)}."
+    )
+    names = [block.name for block in resolved.recomputed]
+    if not names:
+        yield "No block is recomputed."
+        return
+    kept = rank_activations(resolved)
+    whole = rank_activations(dataclasses.replace(resolved, recomputed=()))
+    once = max(sum(kept.again[name] for name in block.nodes) for block in resolved.recomputed)
+    yield f"Recomputed: {', '.join(names)}."
+    yield (
+        f"A micro-batch keeps {format_bytes(kept.kept_bytes)} of activations on rank 0 instead of "
+        f"{format_bytes(whole.kept_bytes)}, and {format_bytes(once)} more while a block is computed again."
+    )
 
 
 def _describe(resolved: ResolvedPlan) -> str:
