@@ -16,8 +16,8 @@ from convmesh.units import format_bytes
 if TYPE_CHECKING:
     from convmesh.api import PreparedRun
     from convmesh.errors import ConvMeshError
-    from convmesh.training.planning import RunPlan
     from convmesh.plan import ResolvedPlan
+    from convmesh.training.planning import RunPlan
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 RanksOption = Annotated[int | None, typer.Option(min=1, help="Number of ranks, one process each.")]

@@ -14,6 +14,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 
+from convmesh.config.execution import execution_of
 from convmesh.config.schema import ModelConfig, RunConfig
 from convmesh.engines.contract import Batch, PixelScale, Reader, World
 from convmesh.engines.mindspore import cluster, networks
@@ -98,11 +99,12 @@ class MindSporeEngine:
     def build_step(self, network: nn.Cell, run: RunConfig, *, pixel_scale: PixelScale) -> MindSporeTrainStep:
         """Makes a network trainable: broadcasts its parameters and buffers from the first rank, sets up the optimizer.
 
-        On a mesh with an axis ``channel`` the network is split first, by the plan that ``strategy.plan`` names.
+        On a mesh with an axis ``channel``, or to recompute blocks, the plan that ``strategy.plan`` names is followed
+        first.
 
         Raises:
             ModelError: If the ranks have built different networks, there is nothing to train, or it can't be split.
-            ConfigError: If the mesh has an axis ``channel`` and the run names no plan.
+            ConfigError: If a plan is needed and the run names none.
         """
         named = named_parameters(network)
         self._check_same({name: (tuple(p.shape), str(p.dtype)) for name, p in named.items()})
@@ -111,23 +113,25 @@ class MindSporeEngine:
             self._axis.broadcast(list(named.values()))
         if self._channel is not None:
             self._channel.broadcast(list(named.values()))
-            self._split(network, run, self._channel)
+        if self._channel is not None or execution_of(run).recompute:
+            self._follow_plan(network, run)
         if run.precision.compute != "float32":
             on_cpu = self._world is None or self._world.device == "cpu"
             compute_in_half(network, dtype=DTYPES[run.precision.compute], on_cpu=on_cpu)
         return MindSporeTrainStep(network, run, pixel_scale=pixel_scale, axis=self._axis)
 
-    def _split(self, network: nn.Cell, run: RunConfig, axis: ChannelAxis) -> None:
+    def _follow_plan(self, network: nn.Cell, run: RunConfig) -> None:
         from convmesh.engines.mindspore.parallelize import parallelize
 
         mesh = self._world.mesh if self._world is not None else Mesh({})
         if run.strategy.plan is None:
             raise ConfigError(
-                "a network is split along channels by a plan, and the run names none", fix="Set 'strategy.plan: FILE'"
+                "a network is split and recomputed by a plan, and the run names none", fix="Set 'strategy.plan: FILE'"
             )
-        plan = dataclasses.replace(load_plan(run.strategy.plan), mesh=mesh)
+        plan = load_plan(run.strategy.plan)
+        plan = dataclasses.replace(plan, mesh=mesh, execution=plan.execution.over(execution_of(run)))
         num_samples = max(1, run.train.global_batch // (mesh.size("data") * run.strategy.accumulation))
-        parallelize(network, plan, axis=axis, num_samples=num_samples)
+        parallelize(network, plan, axis=self._channel, num_samples=num_samples, own_loop=False)
 
     def load(self, reader: Reader, keys: Sequence[tuple[int, int, int]], *, num_workers: int) -> Iterator[Batch]:
         """Reads the micro-batches of ``keys`` in order through ``mindspore.dataset``, ahead of their use."""

@@ -20,6 +20,8 @@ from convmesh.engines.mindspore.collectives import DataAxis, data_axis
 from convmesh.engines.mindspore.layers import ShardedWeighted
 from convmesh.engines.mindspore.layers_local import DROPOUTS, ShardedDropout, narrow_norm
 from convmesh.engines.mindspore.own_loop import Reduction, own_world
+from convmesh.engines.mindspore.recompute import recompute
+from convmesh.engines.mindspore.recompute import refusals as refused_blocks
 from convmesh.engines.mindspore.redistribution import redistribution
 from convmesh.engines.mindspore.regroup import regrouped_of, replace_cell, zeros_keeper
 from convmesh.engines.mindspore.state import export_network, named_parameters
@@ -33,14 +35,22 @@ from convmesh.plan.regrouping import RegroupedLayer
 from convmesh.plan.weighted import WEIGHTED
 
 
-def parallelize(network: nn.Cell, plan: Plan, *, axis: ChannelAxis | None = None, num_samples: int = 2) -> nn.Cell:
-    """Splits a network along the axis ``channel``; all ranks call it with equal networks.
+def parallelize(
+    network: nn.Cell,
+    plan: Plan,
+    *,
+    axis: ChannelAxis | None = None,
+    num_samples: int = 2,
+    own_loop: bool = True,
+) -> nn.Cell:
+    """Splits a network along the axis ``channel`` and recomputes the blocks of its plan; ranks call it with equal ones.
 
     Args:
         network: Changed in place; its parameters and buffers are equal on all ranks.
         plan: The plan; it must note the network that it was made for.
-        axis: The channel axis; made from the plan's mesh if left out.
+        axis: The channel axis, or None; not used in a loop of one's own.
         num_samples: Samples with which the network is read; any number that it takes.
+        own_loop: Whether the axes are made from the plan's mesh, for a loop of one's own.
 
     Returns:
         The network.
@@ -52,19 +62,22 @@ def parallelize(network: nn.Cell, plan: Plan, *, axis: ChannelAxis | None = None
     """
     if plan.network is None:
         raise ConfigError("the plan does not say what network it is for", fix="Make it with plan_by_rule(graph, mesh)")
-    if split_of(network) is not None:
+    if split_of(network) is not None or _RECOMPUTED in network.__dict__:
         raise ModelError("the network is split already", fix="Build it anew")
     graph = trace(network, (num_samples, *plan.network.input_shape))
     raise_all(plan_mismatches(plan, graph, mesh=plan.mesh))
-    if axis is None:
+    resolved = resolve(graph, plan)
+    raise_all(refusals(network, resolved))
+    if own_loop:
         world = own_world(plan.mesh)
         hide(network, **{_DATA_AXIS: data_axis(world)})
         axis = channel_axis(world)
-    resolved = resolve(graph, plan)
-    raise_all(refusals(network, resolved))
-    if axis is None:
-        return network
-    return apply(network, resolved, axis)
+    if axis is not None:
+        apply(network, resolved, axis)
+    if resolved.recomputed:
+        recompute(network, resolved.recomputed)
+        hide(network, **{_RECOMPUTED: True})
+    return network
 
 
 def reduce_gradients(network: nn.Cell, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -108,7 +121,7 @@ def gather_state(network: nn.Cell) -> Arrays:
     return tensors if layer is None else layer.to_original(tensors)
 
 
-_DATA_AXIS, _REDUCTION = "convmesh_data_axis", "convmesh_reduction"
+_DATA_AXIS, _REDUCTION, _RECOMPUTED = "convmesh_data_axis", "convmesh_reduction", "convmesh_recomputed"
 
 
 def refusals(network: nn.Cell, resolved: ResolvedPlan) -> list[ConvMeshError]:
@@ -134,7 +147,7 @@ def refusals(network: nn.Cell, resolved: ResolvedPlan) -> list[ConvMeshError]:
         error
         for node in resolved.graph
         for error in _refusals(node, resolved.operators[node.name], cells.get(node.module, network))
-    ]
+    ] + refused_blocks(network, resolved.recomputed)
 
 
 def apply(network: nn.Cell, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.Cell:
