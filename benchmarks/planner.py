@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from typing import Any
 
 from benchmarks.contenders.planner_ranks import Job, Seen
 from benchmarks.planner_report import write_report
-from tests.multiprocess.ranks import RankPool
+from tests.multiprocess.ranks import RankPool, RanksFailedError
 
 from convmesh.engines import load_engine
 from convmesh.engines.tracing import trace
@@ -38,6 +39,7 @@ WORK = Path("runs/benchmark-planner")
 MESHES = ({"data": 1}, {"data": 2}, {"data": 1, "channel": 2}, {"data": 4}, {"data": 2, "channel": 2},
           {"data": 1, "channel": 4})  # fmt: skip
 RECOMPUTE = ("none", "blocks")
+NUM_RANKS = (1, 2, 4)
 _CALIBRATION_SECONDS = {"torch": 25.0, "mindspore": 60.0}
 _CASE_SECONDS = {"torch": 8.0, "mindspore": 40.0}
 
@@ -128,11 +130,20 @@ class Bench:
         work: Folder of what was measured so far.
         seconds: After so long nothing new is started.
         recompute: Which jobs are measured, by what they recompute.
+        num_ranks: Which jobs are measured, by their ranks.
     """
 
-    def __init__(self, work: Path, *, seconds: float, recompute: Sequence[str] = RECOMPUTE) -> None:
+    def __init__(
+        self,
+        work: Path,
+        *,
+        seconds: float,
+        recompute: Sequence[str] = RECOMPUTE,
+        num_ranks: Sequence[int] = NUM_RANKS,
+    ) -> None:
         self._work = work
         self._recompute = recompute
+        self._num_ranks = num_ranks
         self._deadline = time.monotonic() + seconds
         work.mkdir(parents=True, exist_ok=True)
         self.results = work / "results.jsonl"
@@ -141,7 +152,7 @@ class Bench:
         """Does what is left and fits the time; tells whether all is done."""
         for size in sizes:
             jobs = [job for job in jobs_of(engine, size) if job.recompute in self._recompute]
-            for num_ranks in (1, 2, 4):
+            for num_ranks in self._num_ranks:
                 left = [
                     (job, number)
                     for number in range(num_rounds)
@@ -159,7 +170,12 @@ class Bench:
         for job, number in left:
             if not self._fits(_CASE_SECONDS[engine]):
                 return False
-            self._note(job, number, run_job(job, num_updates=num_updates, work=self._work), cluster)
+            try:
+                seen = run_job(job, num_updates=num_updates, work=self._work)
+            except RanksFailedError as error:
+                print(f"{key_of(job)} failed: {error}", flush=True)
+                seen = []
+            self._note(job, number, seen, cluster)
         return True
 
     def _cluster(self, job: Job, size: Size, num_ranks: int) -> Path | None:
@@ -190,8 +206,9 @@ class Bench:
         }
         with self.results.open("a") as file:
             file.write(json.dumps(entry) + "\n")
-        slowest = sorted(max(times) for times in zip(*(rank.seconds for rank in seen), strict=True))
-        print(f"{key_of(job)}: {slowest[len(slowest) // 2]:.3f} s", flush=True)
+        if seen:
+            slowest = [max(times) for times in zip(*(rank.seconds for rank in seen), strict=True)]
+            print(f"{key_of(job)}: {statistics.median(slowest):.3f} s", flush=True)
 
 
 def run_job(
@@ -245,6 +262,8 @@ def rows_of(results: list[dict[str, Any]]) -> Iterator[tuple[Job, list[list[Seen
     """Each job with what its rounds showed and what is predicted from its calibration."""
     by_key: dict[str, list[dict[str, Any]]] = {}
     for entry in results:
+        if not entry["seen"]:
+            continue  # It failed, as was told then.
         by_key.setdefault(entry["key"], []).append(entry)
     graphs: dict[str, Graph] = {}
     clusters: dict[str, Cluster] = {}
@@ -264,6 +283,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="*", default=["torch", "mindspore"], choices=["torch", "mindspore"])
     parser.add_argument("--sizes", type=int, nargs="*", default=list(range(len(SIZES))), help="places in SIZES")
     parser.add_argument("--recompute", nargs="*", default=list(RECOMPUTE), choices=RECOMPUTE)
+    parser.add_argument("--ranks", type=int, nargs="*", default=list(NUM_RANKS), choices=NUM_RANKS)
     parser.add_argument("--updates", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=1, help="how often each plan is trained, in fresh ranks")
     parser.add_argument("--seconds", type=float, default=1e9, help="start nothing new after so long")
@@ -271,7 +291,7 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="measure nothing, report what there is")
     options = parser.parse_args()
     sizes = tuple(SIZES[place] for place in options.sizes)
-    bench = Bench(options.work, seconds=options.seconds, recompute=options.recompute)
+    bench = Bench(options.work, seconds=options.seconds, recompute=options.recompute, num_ranks=options.ranks)
     done = options.report or all(
         bench.measure(engine, sizes, num_updates=options.updates, num_rounds=options.rounds)
         for engine in options.engines
