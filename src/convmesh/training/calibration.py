@@ -142,7 +142,7 @@ def cluster_of(subject: Subject, found: Sequence[Signature], measured: Sequence[
     compute = _Compute(subject, found, measured)
     links = Links(inside=tuple(_links(measured)))
     cluster = Cluster(
-        name=f"{subject.num_ranks} ranks of {subject.run.engine} on {platform.node()}",
+        name=f"{subject.num_ranks} ranks of {subject.run.engine} on {_machine(subject)}",
         sources={"measured": _source(subject, compute.num_rounds)},
         engine=subject.run.engine,
         device=_device(subject, measured),
@@ -243,12 +243,16 @@ def _updates(subject: Subject, cluster: Cluster, measured: Sequence[Measurement]
 def _device(subject: Subject, measured: Sequence[Measurement]) -> Device:
     fixed = max(entry.memory.fixed_bytes for entry in measured)
     return Device(
-        name=f"{platform.machine()}, {os.cpu_count()} cores",
+        name=f"one rank of {subject.num_ranks} on {_machine(subject)}",
         kind=subject.device,  # type: ignore[arg-type]
         memory_bytes=psutil.virtual_memory().total // subject.num_ranks,
         fixed_bytes=fixed,
         bytes_per_operator=max(entry.memory.bytes_per_operator for entry in measured),
     )
+
+
+def _machine(subject: Subject) -> str:
+    return f"{os.cpu_count()} cores, {platform.machine()}" if subject.device == "cpu" else subject.device
 
 
 def _with_spare(subject: Subject, cluster: Cluster, measured: Sequence[Measurement]) -> Device:
