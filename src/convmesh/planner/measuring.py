@@ -22,7 +22,7 @@ MOST_OPERATORS, MOST_BYTES = 48, 2**29
 
 _SIDES = (8, 16, 32)
 _NORM = {"momentum": 0.1, "eps": 1e-5, "statistics": "batch"}
-_SPLITS = ("whole", "out_channels", "in_channels", "groups")
+_SPLITS = ("out_channels", "in_channels", "groups")
 
 
 def meshes_of(num_ranks: int) -> tuple[Mesh, ...]:
@@ -67,12 +67,14 @@ def _plans(graph: Graph, mesh: Mesh) -> Iterator[Plan]:
     if mesh.size(CHANNEL) == 1:
         return
     yield plan_by_rule(graph, mesh)
-    for split in _SPLITS[1:]:
+    replaceable = hosts(graph)
+    layers = [node for node in graph if node.kind in WEIGHTED and node.name in replaceable]
+    for split in _SPLITS:
         choice = Choice(split=split)  # type: ignore[arg-type]
         entries = [
             Entry(pattern=node.name, axes={CHANNEL: choice})
-            for node in graph
-            if node.kind in WEIGHTED and node.name in hosts(graph) and not _refuses(graph, node, choice, mesh)
+            for node in layers
+            if not _refuses(graph, node, choice, mesh)
         ]
         if entries:
             yield Plan(mesh=mesh, entries=tuple(entries))
