@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from convmesh.graph import Edge, Graph, Node, Parameter, kinds
 from convmesh.graph.graph import BUFFERS, DTYPE_BYTES, Shape
 from convmesh.graph.resize import with_samples
 from convmesh.mesh import Mesh
-from convmesh.plan import CHANNEL, Choice, Entry, Plan, resolve
+from convmesh.plan import CHANNEL, Choice, Entry, Plan, ResolvedPlan, resolve
 from convmesh.plan.by_rule import plan_by_rule
 from convmesh.plan.resolve import hosts
 from convmesh.plan.weighted import WEIGHTED, refusals
@@ -45,20 +46,23 @@ def network_signatures(
     Returns:
         The operators, the most wanted first; those that compute nothing are left out.
     """
+    plans = [(mesh.size("data"), [*_resolved(graph, mesh)]) for mesh in meshes_of(num_ranks)]
     found: dict[str, Signature] = {}
     for accumulation in accumulations:
-        for mesh in meshes_of(num_ranks):
-            num_samples = math.ceil(global_batch / (mesh.size("data") * accumulation))
-            local = with_samples(graph, num_samples)
-            for plan in _plans(local, mesh):
-                try:
-                    resolved = resolve(local, plan)
-                except ConvMeshError:
-                    continue  # A split that this network does not allow everywhere at once.
-                for signature in signatures(resolved):
+        for num_shards, resolved in plans:
+            local = with_samples(graph, math.ceil(global_batch / (num_shards * accumulation)))
+            for plan in resolved:
+                for signature in signatures(dataclasses.replace(plan, graph=local)):
                     if signature.kind not in FREE:
                         found.setdefault(signature.text, signature)
     return list(found.values())
+
+
+def _resolved(graph: Graph, mesh: Mesh) -> Iterator[ResolvedPlan]:
+    for plan in _plans(graph, mesh):
+        # One way to split may not be possible for all operators at once.
+        with contextlib.suppress(ConvMeshError):
+            yield resolve(graph, plan)
 
 
 def _plans(graph: Graph, mesh: Mesh) -> Iterator[Plan]:
