@@ -88,8 +88,3 @@ def test_too_little_memory_is_told_to_all_ranks(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("os.posix_fallocate", full)
     assert Ranks(2).run(lambda total, rank: total.prepare(SHAPES)) == [False, False]
     assert not list(tmp_path.iterdir())
-
-
-def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(shared_memory.SWITCH, "0")
-    assert not shared_memory.is_wanted()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from convmesh.engines.contract import Engine, World
 from convmesh.engines.torch.channel_axis import ChannelAxis
 from convmesh.engines.torch.channel_split import ChannelSplit, split_of
+from convmesh.engines.torch.channel_transport import Messages, Native, Transport, Transports
 from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.engine import TorchEngine, _group
 from convmesh.engines.torch.parallelize import apply
@@ -209,3 +210,33 @@ def equalize(engine: Engine, world: World) -> dict[str, Any]:
         "split": sorted(split.shards),
         "num_whole": split.resolved.num_whole_trainable,
     }
+
+
+def transports(engine: Engine, world: World) -> dict[str, float]:
+    """The largest difference of what each transport makes of the same tensors, for two memory orders and types."""
+    channel, _ = on_mesh(world, {"data": 1, CHANNEL: world.num_ranks})
+    axis, known = ChannelAxis(channel._channel, channels_last=True), Transports(channel._channel)
+    ways: dict[str, Transport] = {"messages": Messages(channel._channel), "native": Native(channel._channel)}
+    if known._shared is not None:
+        ways["shared"] = known._shared
+    even = tuple(tuple(range(3 * rank, 3 * rank + 3)) for rank in range(world.num_ranks))
+    mixed = tuple(tuple(range(rank, 7, world.num_ranks)) for rank in range(world.num_ranks))
+    errors = dict.fromkeys(ways, 0.0)
+    for name, way in ways.items():
+        for lists in (even, mixed):
+            for dtype in (torch.float64, torch.bfloat16):
+                torch.manual_seed(0)
+                whole = torch.randint(-9, 9, (3, sum(map(len, lists)), 50, 40)).to(dtype)
+                whole = whole.contiguous(memory_format=torch.channels_last)
+                with unittest.mock.patch.object(axis, "_transports", **{"of.return_value": way}):
+                    gathered = axis.gather(axis.own(whole, lists), lists)
+                    scattered = axis.reduce_scatter(whole * (world.rank + 1), lists)
+                    total = axis.all_reduce(whole * (world.rank + 1))
+                times = sum(range(1, world.num_ranks + 1))
+                differences = (
+                    gathered - whole,
+                    scattered - axis.own(whole * times, lists),
+                    total - whole * times,
+                )
+                errors[name] = max(errors[name], *(float(entry.abs().max()) for entry in differences))
+    return errors

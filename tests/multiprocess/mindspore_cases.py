@@ -22,7 +22,7 @@ from convmesh.config.schema import (
     TrainConfig,
 )
 from convmesh.engines.contract import Batch, Engine, PixelScale, TrainState, World
-from convmesh.engines.mindspore.shared_memory import SWITCH
+from convmesh.engines.shared_exchange import SWITCH
 from convmesh.mesh import Mesh
 
 SCALE = PixelScale(factor_C=(1 / 60, 1 / 61, 1 / 62), offset_C=(-2.1, -2.0, -1.9))

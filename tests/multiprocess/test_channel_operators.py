@@ -84,3 +84,11 @@ def test_weighted_operators_equal_one_device(rank_pool: Pools, num_ranks: int) -
             seen.add((case["kind"], answer["splits"]["op"][0]))
     assert {"out_channels", "in_channels", "groups"} <= {split for _, split in seen}
     assert {"convolution", "transposed", "dense"} <= {kind for kind, _ in seen}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_every_way_to_send_gives_the_same(rank_pool: Pools, num_ranks: int) -> None:
+    for errors in rank_pool("torch", num_ranks).run("tests.multiprocess.channel_cases:transports"):
+        assert errors.keys() >= {"messages", "native"}
+        assert set(errors.values()) == {0.0}

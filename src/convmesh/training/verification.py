@@ -314,7 +314,8 @@ def _expected(subject: Subject, first: Observation) -> Mapping[str, Sequence[Exp
 
 
 def _expected_of_mindspore(subject: Subject, first: Observation) -> Mapping[str, Sequence[Expected]]:
-    from convmesh.engines.mindspore import partition, shared_memory
+    from convmesh.engines import shared_exchange
+    from convmesh.engines.mindspore import partition
 
     strategy = subject.run.strategy
     only_samples = subject.mesh.size("data") == subject.mesh.num_ranks
@@ -325,7 +326,7 @@ def _expected_of_mindspore(subject: Subject, first: Observation) -> Mapping[str,
             num_ranks=subject.mesh.size("data"),
             bucket_bytes=strategy.bucket_bytes,
             shares=strategy.optimizer_sharding,
-            in_shared_memory=subject.device == "cpu" and only_samples and shared_memory.is_wanted(),
+            in_shared_memory=subject.device == "cpu" and only_samples and shared_exchange.is_wanted(),
         )
     }
     if subject.plan is not None:

@@ -15,7 +15,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, communication, nn, ops
 
 from convmesh.engines.contract import World
-from convmesh.engines.mindspore.shared_memory import SharedSum, is_wanted
+from convmesh.engines.mindspore.shared_memory import SharedSum
+from convmesh.engines.shared_exchange import is_wanted
 
 
 class DataAxis:

@@ -19,16 +19,10 @@ import numpy as np
 import numpy.typing as npt
 from mindspore import Tensor
 
+from convmesh.engines import shared_exchange
 from convmesh.errors import EngineError
 
-_FOLDER = Path("/dev/shm")
-SWITCH = "CONVMESH_SHARED_MEMORY"
-"""Environment variable; 0 sends everything through MindSpore's own collectives. Equal on all ranks."""
-
-
-def is_wanted() -> bool:
-    """Whether ranks of one machine may sum through shared memory."""
-    return os.environ.get(SWITCH, "1") != "0" and _FOLDER.is_dir()
+_FOLDER = shared_exchange.FOLDER
 
 
 class SharedSum:
