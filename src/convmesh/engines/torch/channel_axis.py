@@ -40,6 +40,7 @@ class ChannelAxis:
         self._position = dist.get_group_rank(group, dist.get_rank()) if group is not None else 0
         self._tallies: dict[tuple[str, str], _Tally] = {}
         self._transports = Transports(group)
+        self._indices: dict[tuple[Lists, torch.device], tuple[Tensor | None, Tensor | None]] = {}
 
     def __deepcopy__(self, memo: dict[int, object]) -> ChannelAxis:
         return self  # A copy of a network talks to the same ranks.
@@ -141,6 +142,18 @@ class ChannelAxis:
             dist.broadcast(flat, src=self._ranks[0], group=self._group)
             self._count(purpose, "broadcast", flat)
             tensor.copy_(flat)
+
+    def _order(self, lists: Lists, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        """Index lists from joined parts to the whole and back; None where both have one order."""
+        key = (lists, device)
+        if key not in self._indices:
+            joined = [index for own in lists for index in own]
+            if joined == sorted(joined):
+                self._indices[key] = (None, None)
+            else:
+                to_parts = torch.tensor(joined, device=device)
+                self._indices[key] = (to_parts.argsort(), to_parts)
+        return self._indices[key]
 
     def _in_memory(self, tensor: Tensor, dim: int) -> Tensor:
         """A view as (outer dims, channels, inner dims), in the order in which they lie in memory."""
