@@ -14,7 +14,7 @@ from PIL import Image
 from convmesh.errors import DataError
 from convmesh.report.balance import balance_grid, deviations, worst_classes
 from convmesh.report.charts import HEIGHT, WIDTH, Series, column_chart, line_chart, smooth, thin
-from convmesh.report.figures import slow_rank_sentence
+from convmesh.report.figures import StepTimes, slow_rank_sentence
 from convmesh.report.plots import save_class_balance
 from convmesh.report.scales import fit_scale, format_number, log_ticks, nice_ticks
 
@@ -118,9 +118,10 @@ def test_stacked_columns_add_up() -> None:
 
 
 def test_only_waiting_for_data_names_a_rank() -> None:
-    assert "Rank 1 waits longest" in slow_rank_sentence([(0.1, 0.0), (0.08, 0.02)])
-    assert "No rank stands out" in slow_rank_sentence([(0.1, 0.001), (0.2, 0.001)])
-    assert slow_rank_sentence([(0.1, 0.5)]) == ""
+    assert "Rank 1 waits longest" in slow_rank_sentence([StepTimes(0.1, 0.0, 0.0), StepTimes(0.08, 0.0, 0.02)])
+    assert "No rank stands out" in slow_rank_sentence([StepTimes(0.1, 0.0, 0.001), StepTimes(0.2, 0.0, 0.001)])
+    assert "Rank 0 works longest" in slow_rank_sentence([StepTimes(0.1, 0.01, 0.0), StepTimes(0.05, 0.06, 0.0)])
+    assert slow_rank_sentence([StepTimes(0.1, 0.0, 0.5)]) == ""
 
 
 @given(st.integers(1, 70), st.integers(1, 150), st.integers(0, 2**31))

@@ -4,19 +4,73 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+
+from convmesh.cli.check import RanksOption
+from convmesh.cli.train import ConfigArgument, EngineOption, MeshOption, PlanOption, SetOption
 
 if TYPE_CHECKING:
+    from convmesh.profiling.analysis import Analysis
     from convmesh.profiling.events import Trace
 
+
+class _ProfileGroup(TyperGroup):
+    """Takes anything that is no command for a run file: ``convmesh profile run.yaml`` profiles it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = args[0] in self.commands or args[0].startswith("-")
+        return super().resolve_command(ctx, args if known else ["run", *args])
+
+
 app = typer.Typer(
-    help="Show where the time of a run goes: compute, communication, waiting, rank by rank.", no_args_is_help=True
+    cls=_ProfileGroup,
+    help="Show where the time of a run goes: compute, communication, waiting, rank by rank.",
+    no_args_is_help=True,
 )
 
 Language = Annotated[str, typer.Option(metavar="en|zh", help="Language of the report.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+
+
+@app.command("run")
+def run(  # noqa: PLR0913, PLR0917 - one parameter per option
+    config: ConfigArgument,
+    ranks: RanksOption = None,
+    engine: EngineOption = None,
+    mesh: MeshOption = None,
+    plan: PlanOption = None,
+    set_: SetOption = None,
+    steps: Annotated[int, typer.Option(min=1, help="Updates to profile.")] = 20,
+    warmup: Annotated[int, typer.Option(min=0, help="Updates before them.")] = 5,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="Ask the engine's own profiler too: every operator; slower.")
+    ] = False,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/profile-NAME-TIME].")] = None,
+    language: Language = "en",
+    json_: Json = False,
+) -> None:
+    """Run a few updates and show where their time goes; the word 'run' may be left out."""
+    from convmesh.api_profile import profile
+    from convmesh.config.schema import ProfileConfig
+    from convmesh.report.profile_text import texts
+    from convmesh.training.profiling import FOLDER
+
+    texts(language)
+    found = profile(
+        config,
+        window=ProfileConfig(start=warmup, steps=steps, detail=detail),
+        ranks=ranks,
+        mesh=mesh,
+        engine=engine,
+        plan=plan,
+        overrides=tuple(set_ or ()),
+        run_dir=run_dir,
+        on_start=lambda folder: typer.echo(f"Run folder: {folder.root}", err=True),
+    )
+    _write(found.analysis, found.run_dir / FOLDER, language=language, as_json=json_)
 
 
 @app.command("import")
@@ -60,13 +114,17 @@ def show(
 
 
 def _report(trace: Trace, folder: Path, *, language: str, as_json: bool) -> None:
+    from convmesh.profiling.analysis import analyse
+
+    _write(analyse(trace), folder, language=language, as_json=as_json)
+
+
+def _write(analysis: Analysis, folder: Path, *, language: str, as_json: bool) -> None:
     from rich.console import Console
 
-    from convmesh.profiling.analysis import analyse
     from convmesh.report.profile_page import write_profile_page
     from convmesh.report.profile_terminal import print_profile
 
-    analysis = analyse(trace)
     page = write_profile_page(analysis, folder, language=language)
     if as_json:
         typer.echo(json.dumps(analysis.summary(), indent=2))

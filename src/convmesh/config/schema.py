@@ -191,6 +191,18 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True, config=_STRICT, kw_only=True)
+class ProfileConfig:
+    """Which updates are profiled; the run folder's ``profile`` then holds their events."""
+
+    start: NotNegative = 10
+    """The first profiled update; those before compile and warm up."""
+    steps: Positive = 20
+    """Updates to profile."""
+    detail: bool = False
+    """Let the engine's own profiler tell every operator; slower, and needed to see what a GPU or NPU does."""
+
+
+@dataclass(frozen=True, config=_STRICT, kw_only=True)
 class TrainConfig:
     """How long, how large, how often."""
 
@@ -220,6 +232,10 @@ class TrainConfig:
     """Newest checkpoints that are kept, beside the best one."""
     check_sync_every: NotNegative = 0
     """Updates between checks that all ranks hold equal tensors (0: only at the start and the end)."""
+    max_updates: Positive | None = None
+    """End the run after this many updates, for trials; an epoch cut short is not evaluated or saved. Default: never."""
+    profile: ProfileConfig | None = None
+    """Profile some updates of the run. Default: none."""
 
 
 @dataclass(frozen=True, config=_STRICT, kw_only=True)

@@ -96,6 +96,10 @@ class TrainReader:
         """Samples of a global batch over all shards."""
         return self.sampler.global_count(update)
 
+    def own_count(self, epoch: int, update: int) -> int:
+        """Samples of a global batch that this shard computes."""
+        return sum(len(ids) for ids in self.sampler.micro_batches(epoch, update, self._shard))
+
     def read(self, key: Key) -> Batch:
         """Reads one micro-batch.
 

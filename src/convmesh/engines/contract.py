@@ -24,6 +24,7 @@ from convmesh.config.schema import ModelConfig, RunConfig
 from convmesh.errors import ConvMeshError
 from convmesh.geometry.regrouping import ChannelRegrouping
 from convmesh.mesh import Mesh
+from convmesh.profiling.events import RankEvents
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -268,6 +269,32 @@ class TrainStep(Protocol):
         ...
 
 
+class FrameworkProfiler(Protocol):
+    """An engine's own profiler, on one rank."""
+
+    def start(self) -> None:
+        """Begins to profile."""
+        ...
+
+    def step(self) -> None:
+        """Marks the end of a step."""
+        ...
+
+    def stop(self, noted: RankEvents) -> RankEvents:
+        """Ends profiling, waiting for the device.
+
+        Args:
+            noted: What the recorder noted meanwhile, in seconds since 1970; its steps are those of the result.
+
+        Returns:
+            What the profiler tells, on the same clock.
+
+        Raises:
+            ProfileError: If it tells nothing that can be read.
+        """
+        ...
+
+
 class Engine(Protocol):
     """A framework. `convmesh.engines.load_engine` makes one."""
 
@@ -343,6 +370,14 @@ class Engine(Protocol):
 
     def peak_memory_bytes(self) -> int:
         """Largest memory of this rank so far: of the device, or resident memory on CPU."""
+        ...
+
+    def memory_bytes(self) -> int:
+        """Memory of this rank now: allocated on the device, or resident memory on CPU."""
+        ...
+
+    def profiler(self, folder: Path, *, rank: int) -> FrameworkProfiler:
+        """The framework's own profiler, which keeps its files in a folder."""
         ...
 
     def versions(self) -> dict[str, str]:

@@ -137,22 +137,31 @@ class RankEvents:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
-    """What all ranks did.
+class About:
+    """Where a profile comes from.
 
     Args:
-        ranks: Their events, in the order of their numbers.
         source: Where it was measured, in words.
         engine: ``"mindspore"``, ``"torch"``, or empty if not known.
         mesh: Axis name to size, slowest first; empty if not known: then all ranks are one group.
         remarks: What a reader of the figures should know.
     """
 
-    ranks: tuple[RankEvents, ...]
     source: str
     engine: str = ""
     mesh: Mapping[str, int] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace(About):
+    """What all ranks did.
+
+    Args:
+        ranks: Their events, in the order of their numbers.
+    """
+
+    ranks: tuple[RankEvents, ...]
 
     def __post_init__(self) -> None:
         numbers = [events.rank for events in self.ranks]

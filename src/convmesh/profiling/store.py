@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from convmesh.errors import ProfileError
-from convmesh.profiling.events import COLUMNS, RankEvents, Trace
+from convmesh.profiling.events import COLUMNS, About, RankEvents, Trace
 
 SCHEMA_VERSION = 1
 INDEX_NAME = "profile.json"
@@ -37,7 +38,7 @@ def save_trace(trace: Trace, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for events in trace.ranks:
             save_rank(events, folder)
-        return _write_index(trace, folder)
+        return write_index(folder, ranks=[events.rank for events in trace.ranks], about=trace)
     except OSError as error:
         raise ProfileError(f"the profile can't be written to '{folder}'", got=error.strerror) from None
 
@@ -102,15 +103,16 @@ def _file_name(rank: int) -> str:
     return f"rank_{rank:05d}.npz"
 
 
-def _write_index(trace: Trace, folder: Path) -> Path:
+def write_index(folder: Path, *, ranks: Sequence[int], about: About) -> Path:
+    """Writes ``profile.json``; see ``save_trace``."""
     path = folder / INDEX_NAME
     index = {
         "schema_version": SCHEMA_VERSION,
-        "source": trace.source,
-        "engine": trace.engine,
-        "mesh": dict(trace.mesh),
-        "remarks": list(trace.remarks),
-        "ranks": [events.rank for events in trace.ranks],
+        "source": about.source,
+        "engine": about.engine,
+        "mesh": dict(about.mesh),
+        "remarks": list(about.remarks),
+        "ranks": list(ranks),
     }
     unfinished = path.with_name(f".{os.getpid()}.{path.name}")
     unfinished.write_text(json.dumps(index, indent=2) + "\n", "utf-8")

@@ -25,6 +25,7 @@ from convmesh.units import format_bytes
 
 _HEAT_LEFT, _HEAT_TOP, _HEAT_WIDTH, _HEAT_RIGHT_MARGIN = 62, 8, 1120, 8
 _MAX_TEXT_CELLS = 400
+_SLOW_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -141,21 +142,35 @@ def class_heat_map(run: RunData) -> HeatMap | None:
     )
 
 
-def mean_step_times(steps: Sequence[Record]) -> list[tuple[float, float]]:
-    """Per rank the seconds of an update's work and the seconds it waited for data before, as medians over the run.
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of an update on one rank, as medians over the run.
+
+    Args:
+        own: Computing, and whatever else the rank does itself.
+        communication: Exchanging, and waiting for other ranks in it; 0 if the run did not note it.
+        data: Waiting for data before.
+    """
+
+    own: float
+    communication: float
+    data: float
+
+
+def mean_step_times(steps: Sequence[Record]) -> list[StepTimes]:
+    """How long an update takes on each rank.
 
     The first record is left out where others remain: it holds compilation and warm-up.
     """
-    last = next((len(numbers(step, "step_seconds")) for step in reversed(steps)), 0)
-    rows = [
-        (numbers(step, "step_seconds"), numbers(step, "data_seconds"))
-        for step in steps
-        if len(numbers(step, "step_seconds")) == last == len(numbers(step, "data_seconds"))
-    ]
+    num_ranks = next((len(numbers(step, "step_seconds")) for step in reversed(steps)), 0)
+    rows = []
+    for step in steps:
+        work, data = numbers(step, "step_seconds"), numbers(step, "data_seconds")
+        communication = numbers(step, "communication_seconds") or [0.0] * num_ranks
+        if len(work) == len(data) == len(communication) == num_ranks:
+            rows.append(([a - b for a, b in zip(work, communication, strict=True)], communication, data))
     rows = rows[1:] if len(rows) > 1 else rows
-    return [
-        (_median([step[rank] for step, _ in rows]), _median([data[rank] for _, data in rows])) for rank in range(last)
-    ]
+    return [StepTimes(*(_median([row[part][rank] for row in rows]) for part in range(3))) for rank in range(num_ranks)]
 
 
 def _heat_cells(grid: BalanceGrid, counts: Floats, width: float, height: float) -> tuple[HeatCell, ...]:
@@ -233,40 +248,48 @@ def _step_time_chart(steps: Sequence[Record]) -> ColumnChart | None:
     times = mean_step_times(steps)
     return column_chart(
         "Time of an update",
-        [[1000 * work, 1000 * data] for work, data in times],
-        legend=["computing and communicating", "waiting for data"],
+        [[1000 * rank.own, 1000 * rank.communication, 1000 * rank.data] for rank in times],
+        legend=["own work", "communicating, and waiting for other ranks", "waiting for data"],
+        colours=(1, 2, 6),
         texts=[
-            f"rank {rank}: {1000 * work:.1f} ms of work and {1000 * data:.1f} ms of waiting for data per update"
-            for rank, (work, data) in enumerate(times)
+            f"rank {number}: {1000 * rank.own:.1f} ms of own work, {1000 * rank.communication:.1f} ms communicating "
+            f"and {1000 * rank.data:.1f} ms waiting for data per update"
+            for number, rank in enumerate(times)
         ],
         note=f"Milliseconds, median over the run. {slow_rank_sentence(times)}",
     )
 
 
-def slow_rank_sentence(times: Sequence[tuple[float, float]]) -> str:
+def slow_rank_sentence(times: Sequence[StepTimes]) -> str:
     """Says which rank holds the others up, as far as the times tell.
 
-    All ranks end an update together, at the reduction of the gradients: the others wait there for the slow one, which
-    counts as their work. Whole times are nearly equal whoever is slow; the wait for data is each rank's own.
+    All ranks end an update together, at the reduction of the gradients: the others wait there for the slow one, so
+    whole times are nearly equal whoever is slow. What a rank does on its own, and its wait for data, tell.
 
     Args:
-        times: Per rank the seconds of an update's work and the seconds it waited for data before.
+        times: Of each rank.
 
     Returns:
         One sentence.
     """
-    waits = [data for _, data in times]
-    if len(waits) < 2 or not all(map(math.isfinite, waits)):
+    if len(times) < 2 or not all(math.isfinite(rank.data) for rank in times):
         return ""
-    whole = _median([work + data for work, data in times])
-    slowest = max(range(len(waits)), key=waits.__getitem__)
-    extra = waits[slowest] - min(waits)
-    if extra > 0.05 * whole:
+    whole = _median([rank.own + rank.communication + rank.data for rank in times])
+    waits = [rank.data for rank in times]
+    works = [rank.own for rank in times] if any(rank.communication for rank in times) else [0.0] * len(times)
+    extra_wait, extra_work = max(waits) - min(waits), max(works) - statistics.median_low(works)
+    if max(extra_wait, extra_work) <= _SLOW_SHARE * whole:
+        return "No rank stands out: ranks end each update together, and all wait for data about as long."
+    if extra_work > extra_wait:
+        slowest = works.index(max(works))
         return (
-            f"Rank {slowest} waits longest for its data, {1000 * extra:.1f} ms more than the quickest; "
+            f"Rank {slowest} works longest on its own, {1000 * extra_work:.1f} ms more than most; "
             "the others wait for it in the reduction."
         )
-    return "No rank stands out: ranks end each update together, and all wait for data about as long."
+    return (
+        f"Rank {waits.index(max(waits))} waits longest for its data, {1000 * extra_wait:.1f} ms more than the "
+        "quickest; the others wait for it in the reduction."
+    )
 
 
 def _points(records: Sequence[Record], key: str) -> list[Point]:

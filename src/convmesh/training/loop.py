@@ -11,10 +11,12 @@ from typing import Any, Protocol
 
 from convmesh.config import RunConfig
 from convmesh.engines.contract import Batch, Engine, Reader, TrainState, TrainStep, World
+from convmesh.profiling.recorder import RECORDER
 from convmesh.training.agree import agree
 from convmesh.training.checkpoint import Checkpoint, Progress, prune_checkpoints, save_checkpoint
 from convmesh.training.metrics import MetricsSink
 from convmesh.training.precision import LossScaler
+from convmesh.training.profiling import StepProfiler
 from convmesh.training.run_folder import RunFolder
 from convmesh.training.schedule import LearningRate
 from convmesh.training.sync import check_sync
@@ -36,6 +38,10 @@ class TrainReaderLike(Reader, Protocol):
         """Samples of a global batch."""
         ...
 
+    def own_count(self, epoch: int, update: int) -> int:
+        """Samples of a global batch that this rank computes."""
+        ...
+
 
 class EvalReaderLike(Reader, Protocol):
     """What the loop needs of an evaluation reader."""
@@ -55,6 +61,7 @@ class _Interval:
     num_skipped_samples: int = 0
     step_seconds: float = 0.0
     data_seconds: float = 0.0
+    communication_seconds: float = 0.0
     gradient_norm: Any = None
     since: float = field(default_factory=time.perf_counter)
 
@@ -65,6 +72,7 @@ class _Interval:
             "num_skipped_samples": self.num_skipped_samples,
             "step_seconds": self.step_seconds,
             "data_seconds": self.data_seconds,
+            "communication_seconds": self.communication_seconds,
         }
 
 
@@ -115,13 +123,19 @@ class Loop:
         self._rate = LearningRate(run, train.num_updates)
         self._scaler = LossScaler.of(run.precision)
         self._interval = _Interval()
+        self._step_begun = 0.0
+        profile = run.train.profile
+        self._profiler = (
+            StepProfiler(profile, engine=engine, world=world, run_folder=folder.root) if profile is not None else None
+        )
         self.progress = Progress()
         self.totals = Totals()
 
     @property
     def num_updates(self) -> int:
         """Updates of the whole run."""
-        return self._train.num_updates * self._run.train.epochs
+        whole = self._train.num_updates * self._run.train.epochs
+        return min(whole, self._run.train.max_updates or whole)
 
     @property
     def num_skipped_updates(self) -> int:
@@ -153,8 +167,10 @@ class Loop:
             ConvMeshError: If gradients stay infinite.
         """
         self._check_sync("at the start")
-        while self.progress.epoch < self._run.train.epochs:
+        while self.progress.update < self.num_updates:
             self._run_epoch()
+        if self._profiler is not None:
+            self._profiler.close()
         self._check_sync("at the end")
 
     def _run_epoch(self) -> None:
@@ -164,22 +180,30 @@ class Loop:
         for update, micro_batches in self._updates(progress.epoch, progress.update_in_epoch):
             self._run_update(update, micro_batches)
             self._after_update()
+            if progress.update == self.num_updates:
+                break
         self._log_step()
         seconds = time.perf_counter() - begun
         self.totals.train_seconds += seconds
-        self._finish_epoch(seconds, samples_before)
+        if progress.update_in_epoch == self._train.num_updates:
+            self._finish_epoch(seconds, samples_before)
 
     def _updates(self, epoch: int, first_update: int) -> Iterator[tuple[int, list[Batch]]]:
         keys = self._train.keys(epoch, first_update)
         batches = self._engine.load(self._train, keys, num_workers=self._run.data.num_workers)
         for update, group in itertools.groupby(keys, key=lambda key: key[1]):
-            begun = time.perf_counter()
+            if self._profiler is not None:
+                self._profiler.before_step(self.progress.update)
+            self._step_begun = RECORDER.now()
             micro_batches = [next(batches) for _ in group]
-            self._interval.data_seconds += time.perf_counter() - begun
+            end = RECORDER.now()
+            RECORDER.add("data", "micro-batches", start=self._step_begun, end=end)
+            self._interval.data_seconds += end - self._step_begun
             yield update, micro_batches
 
     def _run_update(self, update: int, micro_batches: list[Batch]) -> None:
         progress, interval = self.progress, self._interval
+        RECORDER.take_totals()
         global_count = self._train.global_count(progress.epoch, update)
         begun = time.perf_counter()
         result = self._step.update(
@@ -190,6 +214,9 @@ class Loop:
             update_index=progress.update,
         )
         interval.step_seconds += time.perf_counter() - begun
+        interval.communication_seconds += sum(
+            seconds for (kind, _), seconds in RECORDER.take_totals().items() if kind == "communication"
+        )
         self._scaler.after_update(overflow=result.overflow)
         interval.losses.append(result.loss_sum)
         interval.gradient_norm = result.gradient_norm
@@ -201,6 +228,9 @@ class Loop:
 
     def _after_update(self) -> None:
         update, train = self.progress.update, self._run.train
+        if self._profiler is not None:
+            count = self._train.own_count(self.progress.epoch, self.progress.update_in_epoch - 1)
+            self._profiler.after_step(update - 1, begun=self._step_begun, num_samples=count)
         if update % train.log_every_steps == 0:
             self._log_step()
         if train.check_sync_every and update % train.check_sync_every == 0:
@@ -240,6 +270,7 @@ class Loop:
             images_per_second=interval.num_samples / elapsed,
             step_seconds=[sums["step_seconds"] / interval.num_updates for sums in of_rank],
             data_seconds=[sums["data_seconds"] / interval.num_updates for sums in of_rank],
+            communication_seconds=[sums["communication_seconds"] / interval.num_updates for sums in of_rank],
             gradient_norm=None if interval.gradient_norm is None else float(interval.gradient_norm),
             eta_seconds=(self.num_updates - progress.update) * elapsed / interval.num_updates,
         )

@@ -26,6 +26,8 @@ _MAY_CHANGE = {
         "checkpoint_every_steps",
         "keep",
         "check_sync_every",
+        "max_updates",
+        "profile",
     },
     "data": {"num_workers", "path", "on_error", "channels"},
 }

@@ -8,6 +8,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from convmesh.engines.mindspore.collectives import BucketedSum, DataAxis, as_scalar
+from convmesh.profiling.recorder import RECORDER
 
 
 class Buffers:
@@ -60,7 +61,10 @@ class Buffers:
             weight: This rank's share of the samples of the global batch.
         """
         if self._parameters and self._axis.size > 1:
-            self._put(*self._sum(self._change(as_scalar(weight))))
+            changes = self._change(as_scalar(weight))
+            with RECORDER.span("communication", "all-reduce buffers", axis="data", num_bytes=self.num_bytes):
+                changes = self._sum(changes)
+            self._put(*changes)
 
 
 class _Copy(nn.Cell):

@@ -8,15 +8,17 @@ import platform
 import resource
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import mindspore as ms
 import numpy as np
+import psutil
 from mindspore import nn
 
 from convmesh.config.execution import execution_of
 from convmesh.config.schema import ModelConfig, RunConfig
-from convmesh.engines.contract import Batch, PixelScale, Reader, World
+from convmesh.engines.contract import Batch, FrameworkProfiler, PixelScale, Reader, World
 from convmesh.engines.mindspore import cluster, networks
 from convmesh.engines.mindspore.channel_axis import ChannelAxis, channel_axis
 from convmesh.engines.mindspore.collectives import DataAxis, data_axis, enable_fusion, gather_values
@@ -149,6 +151,19 @@ class MindSporeEngine:
             return int(ms.runtime.max_memory_allocated())
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    def memory_bytes(self) -> int:
+        """Memory of this rank now: allocated on the device, or resident on CPU."""
+        if self._world is not None and self._world.device != "cpu":
+            return int(ms.runtime.memory_allocated())
+        return int(psutil.Process().memory_info().rss)
+
+    def profiler(self, folder: Path, *, rank: int) -> FrameworkProfiler:
+        """``mindspore.profiler``, of the device."""
+        from convmesh.engines.mindspore.profile import MindSporeProfiler
+
+        device = self._world.device if self._world is not None else "cpu"
+        return MindSporeProfiler(folder, rank=rank, device=device)
 
     def versions(self) -> dict[str, str]:
         """Versions of MindSpore and NumPy and what they run on."""

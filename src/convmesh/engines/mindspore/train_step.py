@@ -30,6 +30,7 @@ from convmesh.engines.mindspore.state import (
 )
 from convmesh.errors import CheckpointError, DataError, ModelError
 from convmesh.plan import CHANNEL
+from convmesh.profiling.recorder import RECORDER
 
 DTYPES = {"float32": ms.float32, "float16": ms.float16, "bfloat16": ms.bfloat16}
 
@@ -104,16 +105,19 @@ class MindSporeTrainStep:
         self._use_average(False)
         self._set_mode(training=True)
         self._buffers.remember()
-        loss_sum, gradients = self._differentiate(batches, factor=as_scalar(loss_scale / global_count))
+        with RECORDER.span("compute", "forward and backward"):
+            loss_sum, gradients = self._differentiate(batches, factor=as_scalar(loss_scale / global_count))
         if self._axis.size > 1:
-            gradients = self._sum(gradients)
+            with RECORDER.span("communication", "all-reduce gradients", axis="data", num_bytes=self._gradient_bytes):
+                gradients = self._sum(gradients)
         if self._equalizer is not None:
             gradients = self._equalizer(gradients)
         if self.on_gradients is not None:
             self.on_gradients(dict(zip(self._trained, gradients, strict=True)))
-        overflow, norm = self._optimizer.apply(
-            gradients, learning_rate=learning_rate, loss_scale=loss_scale, num_updates=self._num_updates
-        )
+        with RECORDER.span("optimizer", "optimizer"):
+            overflow, norm = self._optimizer.apply(
+                gradients, learning_rate=learning_rate, loss_scale=loss_scale, num_updates=self._num_updates
+            )
         if overflow:
             self._buffers.restore()
         else:
@@ -211,6 +215,11 @@ class MindSporeTrainStep:
     def _reduction(self) -> ms.Type:
         return DTYPES[self._run.precision.gradient_reduction]
 
+    @property
+    def _gradient_bytes(self) -> int:
+        width = 4 if self._reduction == ms.float32 else 2
+        return width * sum(parameter.size for parameter in self._trained.values())
+
     def _plan_buckets(self) -> tuple[int, ...]:
         width = 4 if self._reduction == ms.float32 else 2
         sizes = [parameter.size * width for parameter in self._trained.values()]
@@ -271,9 +280,8 @@ class MindSporeTrainStep:
     def _count(self, *, applied: bool) -> tuple[CollectiveCount, ...]:
         counts = []
         num_elements = sum(parameter.size for parameter in self._trained.values())
-        width = 4 if self._reduction == ms.float32 else 2
         if self._axis.size > 1:
-            counts.append(CollectiveCount("gradients", "all-reduce", self._sum.num_buckets, width * num_elements))
+            counts.append(CollectiveCount("gradients", "all-reduce", self._sum.num_buckets, self._gradient_bytes))
         if applied and self._optimizer.is_sharded:
             counts.append(CollectiveCount("parameters", "all-reduce", self._sum.num_buckets, 4 * num_elements))
         if applied and self._buffers.num_collectives:

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from convmesh.engines.contract import CollectiveCount
 from convmesh.engines.torch.storage import StorageOrder
+from convmesh.profiling.recorder import RECORDER
 
 MIB = 2**20
 
@@ -32,6 +33,9 @@ class DataAxis:
 
     Args:
         group: Their process group; None for a rank on its own.
+
+    Attributes:
+        last_sent: When the last bucket of gradients was sent off, in seconds of the recorder.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -39,6 +43,7 @@ class DataAxis:
         self._ranks = dist.get_process_group_ranks(group) if group is not None else [0]
         self._tallies: dict[tuple[str, str], _Tally] = {}
         self._parts: frozenset[str] = frozenset()
+        self.last_sent = 0.0
 
     @property
     def size(self) -> int:
@@ -92,6 +97,11 @@ class DataAxis:
         """
         if self._group is None:
             return
+        num_bytes = flat.numel() * flat.element_size() // self.size
+        with RECORDER.span("communication", f"all-gather {purpose}", axis="data", num_bytes=num_bytes):
+            self._share_slices(flat, purpose)
+
+    def _share_slices(self, flat: Tensor, purpose: str) -> None:
         slices = flat.chunk(self.size)
         if flat.is_cuda:
             gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -165,15 +175,29 @@ class DataAxis:
         buffer = bucket.buffer()
         sent = buffer.to(reduction) if buffer.dtype == torch.float32 else buffer
         self._count("gradients", "all-reduce", sent)
+        num_bytes, begun = sent.numel() * sent.element_size(), RECORDER.now()
+        self.last_sent = begun
+
+        def finish(done: Any) -> Tensor:
+            RECORDER.add_beside(
+                "all-reduce gradients",
+                start=begun,
+                end=RECORDER.now(),
+                axis="data",
+                num_bytes=num_bytes,
+                lane="buckets",
+            )
+            total: Tensor = done.value()[0]
+            return total if sent is buffer else buffer.copy_(total)
+
         # A sum, not DDP's mean: the loss is already divided by the global number of samples.
-        future = dist.all_reduce(sent, group=self._group, async_op=True).get_future()
-        if sent is buffer:
-            return future.then(lambda done: done.value()[0])
-        return future.then(lambda done: buffer.copy_(done.value()[0]))
+        return dist.all_reduce(sent, group=self._group, async_op=True).get_future().then(finish)
 
     def _all_reduce(self, tensor: Tensor, operation: Any, purpose: str) -> None:
         if self._group is not None:
-            dist.all_reduce(tensor, op=operation, group=self._group)
+            num_bytes = tensor.numel() * tensor.element_size()
+            with RECORDER.span("communication", f"all-reduce {purpose}", axis="data", num_bytes=num_bytes):
+                dist.all_reduce(tensor, op=operation, group=self._group)
             self._count(purpose, "all-reduce", tensor)
 
     def _count(self, purpose: str, kind: str, tensor: Tensor) -> None:

@@ -9,15 +9,17 @@ import re
 import resource
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from convmesh.config.execution import execution_of
 from convmesh.config.schema import ModelConfig, RunConfig
-from convmesh.engines.contract import Batch, PixelScale, Reader, World
+from convmesh.engines.contract import Batch, FrameworkProfiler, PixelScale, Reader, World
 from convmesh.engines.torch import networks
 from convmesh.engines.torch.channel_axis import ChannelAxis
 from convmesh.engines.torch.collectives import DataAxis, gather_values
@@ -176,6 +178,18 @@ class TorchEngine:
             return torch.cuda.max_memory_allocated(self._device)
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    def memory_bytes(self) -> int:
+        """Memory of this rank now: allocated on the GPU, or resident on CPU."""
+        if self._device.type == "cuda":
+            return torch.cuda.memory_allocated(self._device)
+        return int(psutil.Process().memory_info().rss)
+
+    def profiler(self, folder: Path, *, rank: int) -> FrameworkProfiler:
+        """``torch.profiler``, of the CPU and of the GPU if there is one."""
+        from convmesh.engines.torch.profile import TorchProfiler
+
+        return TorchProfiler(folder, rank=rank, device=self._device)
 
     def versions(self) -> dict[str, str]:
         """Versions of PyTorch and what it runs on."""

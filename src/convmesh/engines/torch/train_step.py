@@ -22,6 +22,7 @@ from convmesh.engines.torch.optimizer import Optimizer
 from convmesh.engines.torch.regroup import regrouped_of
 from convmesh.engines.torch.state import copy_arrays, export_network, find_misfits, refuse_misfits
 from convmesh.errors import CheckpointError, ModelError
+from convmesh.profiling.recorder import RECORDER
 
 
 class TorchTrainStep:
@@ -106,7 +107,8 @@ class TorchTrainStep:
         self._axis.count_used_parameters(self._network)
         if self.on_gradients is not None:
             self.on_gradients({name: p.grad for name, p in self._network.named_parameters() if p.grad is not None})
-        overflow, norm = self._optimizer.step(learning_rate=learning_rate, loss_scale=loss_scale)
+        with RECORDER.span("optimizer", "optimizer"):
+            overflow, norm = self._optimizer.step(learning_rate=learning_rate, loss_scale=loss_scale)
         if overflow:
             self._buffers.restore()
         else:
@@ -220,10 +222,12 @@ class TorchTrainStep:
         return self._loss(batch, factor)
 
     def _loss(self, batch: TorchBatch, factor: float) -> Tensor:
+        begun = RECORDER.now()
         scores_NK = self._objective.scores(self._parallel, batch)
         losses_N = self._objective.losses(scores_NK, batch, label_smoothing=self._run.train.label_smoothing)
         loss = losses_N.sum()
-        (loss * factor).backward()
+        RECORDER.add("compute", "forward", start=begun, end=RECORDER.now())
+        self._back_propagate(loss * factor)
         return loss.detach()
 
     def _set_mode(self, *, training: bool) -> None:
@@ -231,6 +235,15 @@ class TorchTrainStep:
             self._network.train(training)
         if self._split is not None:
             self._split.drop(training=training)
+
+    def _back_propagate(self, loss: Tensor) -> None:
+        begun = RECORDER.now()
+        loss.backward()
+        end = RECORDER.now()
+        # The last bucket is sent off with the last gradient; from then on the backward only waits for sums.
+        computed = self._axis.last_sent if self._axis.last_sent > begun else end
+        RECORDER.add("compute", "backward", start=begun, end=computed)
+        RECORDER.count("communication", end - computed, axis="data")
 
     def _seed(self, update_index: int, micro: int) -> None:
         seed_generators(self._run.train.seed, update_index, self._axis.position, micro)

@@ -45,12 +45,16 @@ class KinetoImport:
     Args:
         path: The file.
         rank: Its rank, where the file does not say.
+        steps_of: Events whose steps count instead of those that the file tells, in seconds since 1970.
     """
 
-    def __init__(self, path: Path, *, rank: int) -> None:
+    def __init__(self, path: Path, *, rank: int, steps_of: RankEvents | None = None) -> None:
         self._path = path
+        self._steps_of = steps_of
         self._trace = ChromeTrace(path)
-        about = self._trace.header().get("distributedInfo")
+        header = self._trace.header()
+        about = header.get("distributedInfo")
+        self._origin = 1e-9 * float(header.get("baseTimeNanoseconds") or 0)
         self._about: Mapping[str, Any] = about if isinstance(about, Mapping) else {}
         self._builder = EventBuilder(int(self._about.get("rank", rank)))
         self._device_memory: list[tuple[float, int]] = []
@@ -91,7 +95,7 @@ class KinetoImport:
 
     def _take(self, event: Mapping[str, Any]) -> None:
         phase, category, name = event.get("ph"), event.get("cat"), str(event.get("name", ""))
-        start = 1e-6 * float(event["ts"])
+        start = self._origin + 1e-6 * float(event["ts"])
         arguments = event.get("args") if isinstance(event.get("args"), Mapping) else {}
         if phase == "i" and name == "[memory]":
             self._take_memory(start, arguments or {})
@@ -142,7 +146,12 @@ class KinetoImport:
 
     def _add_steps(self) -> None:
         steps = self._steps
-        if not steps:
+        if self._steps_of is not None:
+            known = self._steps_of
+            numbers = known.step_S.tolist()
+            bounds = zip(known.step_start_S.tolist(), known.step_end_S.tolist(), strict=True)
+            steps = dict(zip(numbers, bounds, strict=True))
+        elif not steps:
             ends = sorted(end for _, end in self._optimizers)
             # What came before the first optimizer step ended is a part of a step at most.
             steps = dict(enumerate(itertools.pairwise(ends), start=1))

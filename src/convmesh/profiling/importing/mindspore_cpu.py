@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from convmesh.errors import ProfileError
-from convmesh.profiling.events import EventBuilder, Kind, RankEvents
+from convmesh.profiling.events import COLUMNS, EventBuilder, Kind, RankEvents
 
 FILE = re.compile(r"cpu_op_execute_timestamp_(\d+)\.txt")
 _OPERATOR = re.compile(r"(?P<kind>\w+)-op\d+$")
@@ -31,11 +31,12 @@ def is_mindspore_cpu(folder: Path) -> bool:
     return _find(folder) is not None
 
 
-def read_mindspore_cpu(folder: Path) -> RankEvents:
+def read_mindspore_cpu(folder: Path, *, steps_of: RankEvents | None = None) -> RankEvents:
     """Reads the profile of one rank.
 
     Args:
         folder: The profile's folder.
+        steps_of: Events whose steps count instead of those found by operators that repeat.
 
     Returns:
         Its events; times are those of the machine.
@@ -55,9 +56,12 @@ def read_mindspore_cpu(folder: Path) -> RankEvents:
         kind, name, layer = _meaning(scope)
         for start, end in times:
             builder.add(kind, name, start=start, end=end, layer=layer, lane="host")
-    for number, (start, end) in enumerate(_steps(timed, path)):
-        builder.add_step(number, start=start, end=end)
-    return builder.build()
+    if steps_of is None:
+        for number, (start, end) in enumerate(_steps(timed, path)):
+            builder.add_step(number, start=start, end=end)
+        return builder.build()
+    known = {name: getattr(steps_of, name) for name in COLUMNS if name.endswith("_S")}
+    return builder.build().replaced(**known)
 
 
 def _find(folder: Path) -> Path | None:

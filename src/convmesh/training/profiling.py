@@ -1,0 +1,86 @@
+"""Profiling within a run: which steps are kept, and where they go.
+
+The recorder (`convmesh.profiling.recorder`) is always on; here a window of steps is kept event by event and written
+into the run folder. With ``detail`` the engine's own profiler runs too and tells every operator; the steps, the waiting
+for data and, on a CPU, the collectives are those of the recorder, which knows their axes.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from convmesh.config.schema import ProfileConfig
+from convmesh.engines.contract import Engine, FrameworkProfiler, World
+from convmesh.profiling.events import About
+from convmesh.profiling.merging import merged
+from convmesh.profiling.recorder import RECORDER
+from convmesh.profiling.store import save_rank, write_index
+
+FOLDER = "profile"
+"""Name of the profile's folder within a run folder."""
+
+
+class StepProfiler:
+    """Keeps the events of a window of steps on one rank.
+
+    Args:
+        config: The window.
+        engine: A started engine.
+        world: Where this rank stands.
+        run_folder: The run folder.
+    """
+
+    def __init__(self, config: ProfileConfig, *, engine: Engine, world: World, run_folder: Path) -> None:
+        self._config = config
+        self._engine = engine
+        self._world = world
+        self._folder = run_folder / FOLDER
+        self._framework: FrameworkProfiler | None = None
+        self._wall = 0.0
+
+    def before_step(self, update: int) -> None:
+        """Begins the window if this is its first step; all ranks call it before each update."""
+        if update != self._config.start:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._engine.all_gather(None)  # Ranks begin together, so that the first step is like the others.
+        if self._config.detail:
+            self._framework = self._engine.profiler(self._folder / "traces", rank=self._world.rank)
+            self._framework.start()
+        self._wall = time.time() - RECORDER.now()
+        RECORDER.start()
+
+    def after_step(self, update: int, *, begun: float, num_samples: int) -> None:
+        """Notes a step, and ends the window if it was its last one; all ranks call it after each update.
+
+        Args:
+            update: Number of the update.
+            begun: When it began, in the recorder's seconds.
+            num_samples: Samples that this rank computed.
+        """
+        if not RECORDER.keeps_events:
+            return
+        memory = self._engine.memory_bytes()
+        RECORDER.add_step(update, start=begun, end=RECORDER.now(), num_samples=num_samples, memory_bytes=memory)
+        if self._framework is not None:
+            self._framework.step()
+        if update + 1 >= self._config.start + self._config.steps:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the window, whatever it holds, and writes it; all ranks call it."""
+        if not RECORDER.keeps_events:
+            return
+        events = RECORDER.stop(self._world.rank)
+        if self._framework is not None:
+            events = merged(events.shifted(self._wall), self._framework.stop(events.shifted(self._wall)))
+        save_rank(events, self._folder)
+        self._engine.all_gather(None)
+        if self._world.rank == 0:
+            source = f"{self._engine.name} on {self._world.device}" + (", operators" if self._config.detail else "")
+            write_index(
+                self._folder,
+                ranks=range(self._world.num_ranks),
+                about=About(source=source, engine=self._engine.name, mesh=self._world.mesh.sizes),
+            )

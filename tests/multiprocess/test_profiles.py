@@ -1,0 +1,86 @@
+"""Profiles of real runs: parts add up, and faults planted on purpose are named for what they are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from convmesh.engines import is_installed
+from convmesh.profiling.analysis import Analysis, analyse
+from convmesh.profiling.breakdown import break_down
+from convmesh.profiling.store import load_trace
+from tests.multiprocess.faulty import PHASE, SECONDS, START
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+
+CONFIG = """
+engine: {engine}
+model: {{factory: "tests.multiprocess.faulty:network", args: {{engine: {engine}}}}}
+data: {{source: digits, num_train: 400}}
+train: {{global_batch: 16}}
+"""
+ENGINES = [
+    pytest.param("torch", marks=pytest.mark.torch),
+    pytest.param("mindspore", marks=pytest.mark.mindspore),
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_slow_rank_a_slow_loader_and_a_slow_link_are_told_apart(engine: str, tmp_path: Path) -> None:
+    if not is_installed(engine):
+        pytest.skip(f"{engine} is not installed")
+    (tmp_path / "run.yaml").write_text(CONFIG.format(engine=engine))
+
+    said = _convmesh(
+        "profile", tmp_path / "run.yaml", "--ranks", 2, "--warmup", START, "--steps", 3 * PHASE,
+        "--run-dir", tmp_path / "run", "--json",
+    )  # fmt: skip
+
+    trace = load_trace(tmp_path / "run" / "profile")
+    whole = break_down(trace)
+    parts = whole.compute_RS + whole.exposed_RS + whole.data_RS + whole.idle_RS
+    assert np.allclose(parts, whole.step_RS, rtol=0.02)
+    assert (whole.idle_RS.sum() / whole.step_RS.sum()) < 0.25
+    assert json.loads(said)["num_steps"] == 3 * PHASE
+    assert (tmp_path / "run" / "profile" / "profile.html").exists()
+
+    computing, loading, link = (_of_phase(tmp_path, phase) for phase in range(3))
+    assert _named(computing) == ((1,), "compute")
+    assert computing.stragglers[0].excess_seconds == pytest.approx(SECONDS, rel=0.3)
+    assert _named(loading) == ((1,), "data")
+    assert not link.stragglers
+    slow, usual = (_gradient_transfer(analysis) for analysis in (link, computing))
+    assert slow > usual + 0.7 * SECONDS
+
+
+def _of_phase(folder: Path, phase: int) -> Analysis:
+    """What a profile says of the end of a phase: a loader that reads ahead is slow only once that is used up."""
+    trace = load_trace(folder / "run" / "profile")
+    end = START + (phase + 1) * PHASE
+    ranks = []
+    for events in trace.ranks:
+        keep_S = (events.step_S >= end - 5) & (events.step_S < end)
+        steps = ("step_S", "step_start_S", "step_end_S", "num_samples_S")
+        ranks.append(events.replaced(**{name: getattr(events, name)[keep_S] for name in steps}))
+    return analyse(type(trace)(ranks=tuple(ranks), source="", mesh=trace.mesh), one_clock=True)
+
+
+def _named(analysis: Analysis) -> tuple[tuple[int, ...], str]:
+    first = analysis.stragglers[0]
+    return first.ranks, first.phase
+
+
+def _gradient_transfer(analysis: Analysis) -> float:
+    return next(row.transfer_seconds for row in analysis.collectives if "gradients" in row.name)
+
+
+def _convmesh(*arguments: object) -> str:
+    command = [sys.executable, "-m", "convmesh.cli.main", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

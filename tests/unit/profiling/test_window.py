@@ -1,0 +1,91 @@
+"""A window of steps within a run: kept on each rank, written once, joined with what an engine's profiler tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from convmesh.config.schema import ProfileConfig
+from convmesh.mesh import Mesh
+from convmesh.profiling.breakdown import break_down
+from convmesh.profiling.events import EventBuilder, RankEvents, Trace
+from convmesh.profiling.merging import merged
+from convmesh.profiling.recorder import RECORDER
+from convmesh.profiling.store import load_trace
+from convmesh.training.profiling import StepProfiler
+
+
+class _Engine:
+    name = "torch"
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def memory_bytes(self) -> int:
+        return 123
+
+
+def _run(config: ProfileConfig, folder: Path, *, num_updates: int) -> StepProfiler:
+    world = SimpleNamespace(rank=0, num_ranks=1, mesh=Mesh({"data": 1}), device="cpu")
+    profiler = StepProfiler(config, engine=_Engine(), world=world, run_folder=folder)  # type: ignore[arg-type]
+    for update in range(num_updates):
+        profiler.before_step(update)
+        begun = RECORDER.now()
+        with RECORDER.span("compute", "forward"):
+            pass
+        profiler.after_step(update, begun=begun, num_samples=4)
+    return profiler
+
+
+def test_only_the_steps_of_the_window_are_kept(tmp_path: Path) -> None:
+    _run(ProfileConfig(start=3, steps=2), tmp_path, num_updates=8)
+
+    (events,) = load_trace(tmp_path / "profile").ranks
+    assert events.step_S.tolist() == [3, 4]
+    assert events.num_events == 2
+    assert events.num_samples_S.tolist() == [4, 4]
+    assert events.memory_bytes_M.tolist() == [123, 123]
+    assert not RECORDER.keeps_events
+
+
+def test_a_run_that_ends_within_the_window_keeps_what_there_was(tmp_path: Path) -> None:
+    profiler = _run(ProfileConfig(start=1, steps=50), tmp_path, num_updates=4)
+    assert not (tmp_path / "profile" / "profile.json").exists()
+
+    profiler.close()
+
+    assert load_trace(tmp_path / "profile").ranks[0].step_S.tolist() == [1, 2, 3]
+
+
+def test_a_run_that_ends_before_the_window_writes_nothing(tmp_path: Path) -> None:
+    _run(ProfileConfig(start=100, steps=5), tmp_path, num_updates=3).close()
+
+    assert not (tmp_path / "profile").exists()
+
+
+def _events(*, lane: str, kind: str, name: str, axis: str = "") -> RankEvents:
+    builder = EventBuilder(0)
+    builder.add(kind, name, start=1, end=2, lane=lane, axis=axis)  # type: ignore[arg-type]
+    builder.add("data", "batch", start=0, end=1, lane=lane)
+    builder.add("communication", "sum", start=2, end=3, lane=lane, axis=axis)
+    builder.add_step(0, start=0, end=4)
+    return builder.build()
+
+
+@pytest.mark.parametrize(("lane", "axis"), [("host 1", "data"), ("stream 7", "")])
+def test_operators_of_the_engine_join_the_collectives_that_know_their_axis(lane: str, axis: str) -> None:
+    noted = _events(lane="main", kind="compute", name="forward", axis="data")
+    told = _events(lane=lane, kind="compute", name="conv", axis="")
+
+    events = merged(noted, told)
+
+    parts = break_down(Trace(ranks=(events,), source=""))
+    names = {events.text(index) for index in events.name_E}
+    assert names == {"batch", "conv", "sum"}
+    assert parts.axes == (axis,)
+    assert (parts.data_RS[0, 0], parts.compute_RS[0, 0], parts.exposed_RS[0, 0]) == (1, 1, 1)
+    assert (np.diff(events.start_E) >= 0).all()
