@@ -196,8 +196,8 @@ class ProfileConfig:
 
     start: NotNegative = 10
     """The first profiled update; those before compile and warm up."""
-    steps: Positive = 20
-    """Updates to profile."""
+    steps: NotNegative = 0
+    """Updates to profile; 0 for none."""
     detail: bool = False
     """Let the engine's own profiler tell every operator; slower, and needed to see what a GPU or NPU does."""
 
@@ -234,8 +234,8 @@ class TrainConfig:
     """Updates between checks that all ranks hold equal tensors (0: only at the start and the end)."""
     max_updates: Positive | None = None
     """End the run after this many updates, for trials; an epoch cut short is not evaluated or saved. Default: never."""
-    profile: ProfileConfig | None = None
-    """Profile some updates of the run. Default: none."""
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    """Which updates are profiled."""
 
 
 @dataclass(frozen=True, config=_STRICT, kw_only=True)

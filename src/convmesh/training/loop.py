@@ -126,7 +126,7 @@ class Loop:
         self._step_begun = 0.0
         profile = run.train.profile
         self._profiler = (
-            StepProfiler(profile, engine=engine, world=world, run_folder=folder.root) if profile is not None else None
+            StepProfiler(profile, engine=engine, world=world, run_folder=folder.root) if profile.steps else None
         )
         self.progress = Progress()
         self.totals = Totals()
