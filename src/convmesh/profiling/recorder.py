@@ -56,13 +56,31 @@ class Recorder:
         return _Span(self, (kind, name, layer, axis, num_bytes))
 
     def add(self, kind: Kind, name: str, *, start: float, end: float, axis: str = "", layer: str = "") -> None:
-        """Notes something that blocked the rank from a start to an end, in seconds of ``now``."""
+        """Notes something that blocked the rank.
+
+        Args:
+            kind: What it was.
+            name: What ran.
+            start: When it began, in seconds of ``now``.
+            end: When it ended.
+            axis: Mesh axis of a collective.
+            layer: Module path in the network.
+        """
         self._totals[kind, axis] += end - start
         if self._events is not None:
             self._events.append((kind, name, layer, axis, 0, start, end, MAIN))
 
     def add_beside(self, name: str, *, start: float, end: float, axis: str, num_bytes: int, lane: str) -> None:
-        """Notes a collective that ran beside the rank's own work; may be called from any thread."""
+        """Notes a collective that ran beside the rank's own work; may be called from any thread.
+
+        Args:
+            name: What ran.
+            start: When it began, in seconds of ``now``.
+            end: When it ended.
+            axis: Mesh axis.
+            num_bytes: Bytes of its input.
+            lane: What it ran on; not ``MAIN``.
+        """
         if self._events is not None:
             self._events.append(("communication", name, "", axis, num_bytes, start, end, lane))
 
