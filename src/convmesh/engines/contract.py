@@ -24,7 +24,7 @@ from convmesh.config.schema import ModelConfig, RunConfig
 from convmesh.errors import ConvMeshError
 from convmesh.geometry.regrouping import ChannelRegrouping
 from convmesh.mesh import Mesh
-from convmesh.profiling.events import RankEvents
+from convmesh.profiling.framework import FrameworkProfiler
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -266,32 +266,6 @@ class TrainStep(Protocol):
 
     def num_parameters(self) -> int:
         """Elements of all trainable parameters of the whole network."""
-        ...
-
-
-class FrameworkProfiler(Protocol):
-    """An engine's own profiler, on one rank."""
-
-    def start(self) -> None:
-        """Begins to profile."""
-        ...
-
-    def step(self) -> None:
-        """Marks the end of a step."""
-        ...
-
-    def stop(self, noted: RankEvents) -> RankEvents:
-        """Ends profiling, waiting for the device.
-
-        Args:
-            noted: What the recorder noted meanwhile, in seconds since 1970; its steps are those of the result.
-
-        Returns:
-            What the profiler tells, on the same clock.
-
-        Raises:
-            ProfileError: If it tells nothing that can be read.
-        """
         ...
 
 

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 from convmesh.config.schema import ProfileConfig
-from convmesh.engines.contract import Engine, FrameworkProfiler, World
+from convmesh.engines.contract import Engine, World
 from convmesh.profiling.events import About
+from convmesh.profiling.framework import FrameworkProfiler
 from convmesh.profiling.merging import merged
 from convmesh.profiling.recorder import RECORDER
 from convmesh.profiling.store import save_rank, write_index

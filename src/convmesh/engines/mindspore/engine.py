@@ -18,7 +18,7 @@ from mindspore import nn
 
 from convmesh.config.execution import execution_of
 from convmesh.config.schema import ModelConfig, RunConfig
-from convmesh.engines.contract import Batch, FrameworkProfiler, PixelScale, Reader, World
+from convmesh.engines.contract import Batch, PixelScale, Reader, World
 from convmesh.engines.mindspore import cluster, networks
 from convmesh.engines.mindspore.channel_axis import ChannelAxis, channel_axis
 from convmesh.engines.mindspore.collectives import DataAxis, data_axis, enable_fusion, gather_values
@@ -30,6 +30,7 @@ from convmesh.errors import ConfigError, EngineError, ModelError, brief
 from convmesh.geometry.regrouping import ChannelRegrouping
 from convmesh.mesh import Mesh
 from convmesh.plan.load import load_plan
+from convmesh.profiling.framework import FrameworkProfiler
 
 _TARGETS = {"cpu": "CPU", "cuda": "GPU", "ascend": "Ascend"}
 

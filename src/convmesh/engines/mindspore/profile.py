@@ -1,4 +1,4 @@
-"""MindSpore's own profiler on one rank; implements `convmesh.engines.contract.FrameworkProfiler`."""
+"""MindSpore's own profiler on one rank; implements `convmesh.profiling.framework.FrameworkProfiler`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from convmesh.config.execution import execution_of
 from convmesh.config.schema import ModelConfig, RunConfig
-from convmesh.engines.contract import Batch, FrameworkProfiler, PixelScale, Reader, World
+from convmesh.engines.contract import Batch, PixelScale, Reader, World
 from convmesh.engines.torch import networks
 from convmesh.engines.torch.channel_axis import ChannelAxis
 from convmesh.engines.torch.collectives import DataAxis, gather_values
@@ -32,6 +32,7 @@ from convmesh.mesh import Mesh
 from convmesh.plan import CHANNEL
 from convmesh.plan.load import load_plan
 from convmesh.plan.plan import DATA
+from convmesh.profiling.framework import FrameworkProfiler
 
 _SLURM_FIRST_PORT = 29500
 

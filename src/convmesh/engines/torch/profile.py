@@ -1,4 +1,4 @@
-"""PyTorch's own profiler on one rank; implements `convmesh.engines.contract.FrameworkProfiler`."""
+"""PyTorch's own profiler on one rank; implements `convmesh.profiling.framework.FrameworkProfiler`."""
 
 from __future__ import annotations
 
