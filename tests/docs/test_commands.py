@@ -98,12 +98,12 @@ def test_each_command_runs_as_far_as_it_can_here(command: str, clone: Path, monk
         name, words = "check", _without(words, "--dtype", "--steps")
     elif name == "train" and "--dry-run" not in words:
         words.append("--dry-run")
-    if name in ("train", "check", "graph") and not {"--help"} & set(words):
+    if name in ("train", "check", "graph", "plan") and not {"--help"} & set(words):
         wanted = words[words.index("--engine") + 1] if "--engine" in words else None
         engine = wanted or "mindspore"
         if not is_installed(engine):
             pytest.skip(f"{engine} is not installed")
-        words += ["--set", "train.device=cpu"] if name != "graph" else []
+        words += ["--set", "train.device=cpu"] if name in ("train", "check") else []
     result = CliRunner().invoke(app, [name, *words])
     assert result.exit_code == 0, result.output + str(result.exception)
 

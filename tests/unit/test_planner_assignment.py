@@ -30,9 +30,7 @@ def assign(items: Items, limits: Sequence[float] = ()) -> Assignment | None:
     problem = Problem([[option.ports for option in options] for options in items])
     loads = [[option.loads[number] for option in flat] for number in range(len(limits))]
     costs = [option.cost for option in flat]
-    found = problem.solve(costs, loads=loads, limits=limits)
-    assert found is None or problem.bound(costs) <= found.cost + 1e-9
-    return found
+    return problem.solve(costs, loads=loads, limits=limits)
 
 
 COSTS = st.one_of(st.integers(0, 20).map(float), st.just(math.inf))
@@ -123,3 +121,18 @@ def test_a_limit_in_bytes_is_kept_to_the_byte() -> None:
     assert found is not None
     assert found.loads == (size,)
     assert assign(items, limits=(size - 1,)) is None
+
+
+@given(items=problems(), limit=st.integers(0, 30))
+@settings(max_examples=60, deadline=None)
+def test_a_price_keeps_the_limit_and_never_beats_the_optimum(items: list[list[Option]], limit: int) -> None:
+    flat = [option for options in items for option in options]
+    problem = Problem([[option.ports for option in options] for options in items])
+    costs, loads = [option.cost for option in flat], [option.loads[0] for option in flat]
+    if any(math.isinf(cost) for cost in costs):
+        return
+    found, exact = problem.at_a_price(costs, loads=loads, limit=limit), assign(items, (limit,))
+    if found is not None:
+        assert exact is not None
+        assert found.loads[0] <= limit
+        assert found.cost >= exact.cost - 1e-9

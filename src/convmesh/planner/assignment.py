@@ -37,6 +37,8 @@ from convmesh.planner.ports import Ports, merge_ports
 LARGEST_TABLE = 2**16
 """Entries of a table up to which ports are eliminated; larger problems are left to HiGHS."""
 
+_MOST_PRICES = 16
+
 Numbers = Sequence[float] | npt.NDArray[np.float64]
 
 
@@ -74,7 +76,6 @@ class Problem:
         *,
         loads: Sequence[Numbers] = (),
         limits: Sequence[float] = (),
-        relative_gap: float = 0.0,
     ) -> Assignment | None:
         """Chooses one option per item.
 
@@ -82,8 +83,6 @@ class Problem:
             costs: Of all options of all items, one after the other; infinite for one that is impossible.
             loads: Per resource what each option takes of it, in the same order.
             limits: Per resource how much there is.
-            relative_gap: How far from the optimum the answer may be where limits bind, as a share of its cost; 0 is
-                exact.
 
         Returns:
             The cheapest choice within the limits, or None if there is none.
@@ -95,8 +94,40 @@ class Problem:
                 return found
         elif self._elimination.possible:
             return None
-        chosen = self._limited(costs, loads, limits, relative_gap)
+        chosen = self._limited(costs, loads, limits)
         return None if chosen is None else self._summed(chosen, costs, loads)
+
+    def at_a_price(self, costs: Numbers, *, loads: Numbers, limit: float) -> Assignment | None:
+        """A choice within a limit that is the cheapest for what it takes of the resource.
+
+        The resource gets a price, which is raised until the cheapest choice keeps the limit (Everett, Generalized
+        Lagrange multiplier method, 1963). Of a large number of small items little is lost by that.
+
+        Args:
+            costs: As for ``solve``.
+            loads: What each option takes of the resource.
+            limit: How much of it there is.
+
+        Returns:
+            The choice; None if no price was found at which the limit is kept, or items are too entangled.
+        """
+        if not self._elimination.possible:
+            return None
+        own, taken = np.asarray(costs, dtype=float), np.asarray(loads, dtype=float)
+        low, high, best = 0.0, float(np.max(own)) / max(limit, 1.0), None
+        for _ in range(_MOST_PRICES):
+            price = high if best is None else (low + high) / 2
+            chosen = self._elimination.solve(own + price * taken)
+            if chosen is None:
+                return None
+            found = self._summed(chosen, costs, [loads])
+            if found.loads[0] > limit:
+                low, high = price, max(high, 4 * price if best is None else high)
+                continue
+            high = price
+            if best is None or found.cost < best.cost:
+                best = found
+        return best
 
     def below(
         self, costs: Numbers, *, loads: Numbers, limit: float, bound: Callable[[], float], most_steps: int
@@ -146,9 +177,10 @@ class Problem:
         """How many items come up to the one of an option, itself included."""
         return bisect.bisect_right(self._starts, option)
 
-    def bound(self, costs: Numbers) -> float:
-        """A cost that no choice undercuts: each item takes its cheapest option, whatever its neighbours do."""
-        return float(np.minimum.reduceat(np.asarray(costs, dtype=float), self._starts[:-1]).sum())
+    @property
+    def has_choice(self) -> bool:
+        """Whether any item has several options."""
+        return self._starts[-1] > len(self._items)
 
     def _summed(self, chosen: Sequence[int], costs: Numbers, loads: Sequence[Numbers]) -> Assignment:
         places = [start + number for start, number in zip(self._starts, chosen, strict=False)]
@@ -160,7 +192,6 @@ class Problem:
         costs: Numbers,
         loads: Sequence[Numbers],
         limits: Sequence[float],
-        relative_gap: float,
     ) -> list[int] | None:
         bounded = [(own, limit) for own, limit in zip(loads, limits, strict=True) if math.isfinite(limit)]
         kept = list(self._undominated(costs, [own for own, _ in bounded]))
@@ -176,7 +207,7 @@ class Problem:
                 for own, limit in bounded
             ),
         ]
-        chosen = solve_integer([float(costs[option]) for option in flat], rows, relative_gap=relative_gap)
+        chosen = solve_integer([float(costs[option]) for option in flat], rows)
         if chosen is None:
             return None
         taken = [option for place, option in enumerate(flat) if chosen[place]]

@@ -23,13 +23,12 @@ class Row:
     upper: float
 
 
-def solve_integer(costs: Sequence[float], rows: Sequence[Row], *, relative_gap: float = 0.0) -> list[bool] | None:
+def solve_integer(costs: Sequence[float], rows: Sequence[Row]) -> list[bool] | None:
     """Finds the cheapest choice.
 
     Args:
         costs: Cost of each variable.
         rows: What a choice has to keep, exactly.
-        relative_gap: How far from the optimum the answer may be, as a share of its cost.
 
     Returns:
         Which variables are chosen; None if no choice keeps all rows.
@@ -46,7 +45,7 @@ def solve_integer(costs: Sequence[float], rows: Sequence[Row], *, relative_gap: 
             integrality=np.ones(len(costs)),
             bounds=Bounds(0, 1),
             constraints=LinearConstraint(csr_array(matrix, shape=(len(rows), len(costs))), lower, upper),
-            options={"mip_rel_gap": relative_gap},
+            options={"mip_rel_gap": 0.0},
         )
         if found.x is None:
             return None

@@ -36,9 +36,6 @@ EXACT_WAYS = 80
 _MOST_PROOFS = 500
 _MOST_STEPS = 50_000
 _MOST_MARGINS = 5
-_RELATIVE_GAP = 1e-3
-"""How far from the optimum HiGHS may stay where memory binds in a large network, as a share of the seconds."""
-
 _CARE = 0.02
 """Floors are trusted to this share: where a curve bends, the straight line of `pricing` may lie above it."""
 
@@ -288,13 +285,9 @@ class _Search:
     def _within(self, case: _Case) -> _Plan | None:
         """The best splits whose prediction fits: as far as it lies above the floor, the limit is drawn in."""
         margin = 0.0
-        for _ in range(_MOST_MARGINS):
-            found = case.problem.solve(
-                case.objective,
-                loads=[case.num_bytes],
-                limits=[self._limit - case.priced.fixed_bytes - margin],
-                relative_gap=0.0 if case.is_small else _RELATIVE_GAP,
-            )
+        # With one way each there is nothing to choose.
+        for _ in range(_MOST_MARGINS if case.problem.has_choice else 1):
+            found = self._below(case, self._limit - case.priced.fixed_bytes - margin)
             if found is None:
                 break
             plan = self._plan(case, found)
@@ -304,6 +297,16 @@ class _Search:
             margin += excess
         lightest = self._lightest(case)
         return lightest if lightest is not None and lightest.prediction.memory.total <= self._limit else None
+
+    @staticmethod
+    def _below(case: _Case, limit: float) -> Assignment | None:
+        """The best splits whose bytes are below a limit: exactly in a small network, else by a price of memory."""
+        if case.is_small:
+            return case.problem.solve(case.objective, loads=[case.num_bytes], limits=[limit])
+        free = case.problem.solve(case.objective, loads=[case.num_bytes], limits=[math.inf])
+        if free is None or free.loads[0] <= limit:
+            return free
+        return case.problem.at_a_price(case.objective, loads=case.num_bytes, limit=limit)
 
     def _fewer_blocks(self, case: _Case, plan: _Plan) -> _Plan:
         """The same splits with as few blocks recomputed as will do, the dearest spared first."""
