@@ -94,11 +94,12 @@ class Probe:
 
 PROBES = (
     Probe(num_layers=4, num_channels=32, num_samples=8, side=32),
-    Probe(num_layers=4, num_channels=384, num_samples=2, side=4),
-    Probe(num_layers=4, num_channels=32, num_samples=8, side=112),
+    Probe(num_layers=24, num_channels=160, num_samples=2, side=4),
+    Probe(num_layers=12, num_channels=32, num_samples=8, side=64),
 )
-"""Next to nothing, many parameters, large activations: by these is found what is held beside tensors of either kind.
-The most that a process held only grows, so each is larger than the one before."""
+"""Next to nothing, many parameters, large activations: by these is found what is held beside tensors of either kind. The
+most that a process held only grows, so each is larger than the one before. Many layers, as in real networks: scratch
+memory is that of one layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
