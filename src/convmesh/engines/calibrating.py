@@ -97,9 +97,11 @@ PROBES = (
     Probe(num_layers=24, num_channels=160, num_samples=2, side=4),
     Probe(num_layers=12, num_channels=32, num_samples=8, side=64),
 )
-"""Next to nothing, many parameters, large activations: by these is found what is held beside tensors of either kind. The
-most that a process held only grows, so each is larger than the one before. Many layers, as in real networks: scratch
-memory is that of one layer."""
+"""Next to nothing, many parameters, large activations: by these is found what is held beside tensors of either kind.
+
+Each is larger than the one before, since the most that a process held may only grow. They have many layers, as real
+networks have: scratch memory is that of one layer.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
+import gc
 import itertools
 import math
 import resource
@@ -62,15 +65,15 @@ class TorchCalibrator:
             fixed_bytes=before,
             # Per layer a convolution, a norm and an activation.
             bytes_per_operator=grown // (3 * (_LARGE - _SMALL)),
-            probe_bytes=tuple(self._probe(probe) - before - grown for probe in PROBES)
-            if self._device.type == "cpu"
-            else (),
+            probe_bytes=tuple(map(self._probe, PROBES)) if self._device.type == "cpu" else (),
         )
 
     def _probe(self, probe: Probe) -> int:
         network = _chain(probe.num_layers, probe.num_channels)
+        _forget_peak()
+        before = self._held_bytes()
         self._train(network, num_samples=probe.num_samples, side=probe.side)
-        return self._engine.peak_memory_bytes()
+        return max(0, self._engine.peak_memory_bytes() - before)
 
     def overhead(self) -> Overhead:
         """What updates cost beside operators."""
@@ -237,6 +240,15 @@ class TorchCalibrator:
             free, total = torch.cuda.mem_get_info(self._device)
             return int(total - free - torch.cuda.memory_reserved(self._device))
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _forget_peak() -> None:
+    """Gives freed memory back and forgets the most that this process has held, so that what follows is seen alone."""
+    gc.collect()
+    # Where there is no glibc, or Linux forbids it, what earlier networks have left is counted too.
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 class _Exercise:
