@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from convmesh.engines.contract import CollectiveCount
 from convmesh.engines.torch.channel_transport import Transports
 from convmesh.plan import CHANNEL
 from convmesh.plan.partitions import Lists
+from convmesh.profiling.recorder import RECORDER
 
 
 @dataclass
@@ -102,10 +104,11 @@ class ChannelAxis:
             The whole tensor, in the memory format of the part.
         """
         part = part.contiguous(memory_format=self._format(part))
-        self._count(purpose, "all-gather", part)
         num_channels = sum(map(len, lists))
         whole = self._empty(part, num_channels, dim)
-        self._transports.of(part, num_channels).gather(self._in_memory(part, dim), lists, self._in_memory(whole, dim))
+        transport = self._transports.of(part, num_channels)
+        with self._count(purpose, "all-gather", part):
+            transport.gather(self._in_memory(part, dim), lists, self._in_memory(whole, dim))
         return whole
 
     def reduce_scatter(self, partial: Tensor, lists: Lists, *, dim: int = 1, purpose: str = "activations") -> Tensor:
@@ -121,17 +124,17 @@ class ChannelAxis:
             The part, in the memory format of the summand; half types are summed in float32.
         """
         partial = partial.contiguous(memory_format=self._format(partial))
-        self._count(purpose, "reduce-scatter", partial)
         own = self._empty(partial, len(lists[self.position]), dim)
         transport = self._transports.of(partial, partial.shape[dim])
-        transport.reduce_scatter(self._in_memory(partial, dim), lists, self._in_memory(own, dim))
+        with self._count(purpose, "reduce-scatter", partial):
+            transport.reduce_scatter(self._in_memory(partial, dim), lists, self._in_memory(own, dim))
         return own
 
     def all_reduce(self, tensor: Tensor, *, purpose: str = "activations") -> Tensor:
         """The sum of all ranks' tensors, as a new tensor."""
         total = tensor.clone(memory_format=self._format(tensor))
-        self._transports.of(total, 1).all_reduce(flat_view(total))
-        self._count(purpose, "all-reduce", total)
+        with self._count(purpose, "all-reduce", total):
+            self._transports.of(total, 1).all_reduce(flat_view(total))
         return total
 
     @torch.no_grad()
@@ -170,10 +173,13 @@ class ChannelAxis:
         shape[dim] = size
         return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=self._format(like))
 
-    def _count(self, purpose: str, kind: str, tensor: Tensor) -> None:
+    def _count(self, purpose: str, kind: str, tensor: Tensor) -> AbstractContextManager[None]:
+        """Counts a collective; as a ``with`` it notes the time too."""
         tally = self._tallies.setdefault((purpose, kind), _Tally())
+        num_bytes = tensor.numel() * tensor.element_size()
         tally.number += 1
-        tally.num_bytes += tensor.numel() * tensor.element_size()
+        tally.num_bytes += num_bytes
+        return RECORDER.span("communication", f"{kind} {purpose}", axis=self._name, num_bytes=num_bytes)
 
 
 def flat_view(tensor: Tensor) -> Tensor:

@@ -66,8 +66,8 @@ class SampleAxis(ChannelAxis):
         """
         own = torch.tensor([part.shape[0]], dtype=torch.int64, device=part.device)
         of_rank = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(of_rank, own, group=self._group)
-        self._count("samples", "all-gather", own)
+        with self._count("samples", "all-gather", own):
+            dist.all_gather(of_rank, own, group=self._group)
         counts = tuple(int(count) for count in of_rank)
         if counts not in self._lists:
             ends = list(itertools.accumulate(counts))
@@ -88,7 +88,7 @@ class SampleAxis(ChannelAxis):
             This rank's part along ``cut``, whole along ``joined``, in the memory format of the part.
         """
         form = self._format(part)
-        self._count(purpose, "all-to-all", part)
+        span = self._count(purpose, "all-to-all", part)
         _, to_parts = self._order(cut.lists, part.device)
         if to_parts is not None:
             part = part.index_select(cut.dim, to_parts)
@@ -97,13 +97,14 @@ class SampleAxis(ChannelAxis):
         own = sent[self.position]
         received = [self._empty(own, len(theirs), joined.dim) for theirs in joined.lists]
         flat = torch.empty(sum(piece.numel() for piece in received), dtype=part.dtype, device=part.device)
-        dist.all_to_all_single(
-            flat,
-            torch.cat([flat_view(piece) for piece in sent]),
-            output_split_sizes=[piece.numel() for piece in received],
-            input_split_sizes=[piece.numel() for piece in sent],
-            group=self._group,
-        )
+        with span:
+            dist.all_to_all_single(
+                flat,
+                torch.cat([flat_view(piece) for piece in sent]),
+                output_split_sizes=[piece.numel() for piece in received],
+                input_split_sizes=[piece.numel() for piece in sent],
+                group=self._group,
+            )
         for piece, values in zip(received, flat.split([piece.numel() for piece in received]), strict=True):
             flat_view(piece).copy_(values)
         whole = torch.cat(received, dim=joined.dim)
