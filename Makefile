@@ -29,7 +29,14 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python -m benchmarks.data_parallel
 	$(BIN)/python -m benchmarks.mindspore_data_parallel
 	$(BIN)/python -m benchmarks.peers
-	$(BIN)/python -m benchmarks.channel_parallel
+	$(BIN)/python -m benchmarks.channel_parallel --engine torch --network resnet50 --ranks 2
+	$(BIN)/python -m benchmarks.channel_parallel --engine torch --network resnet50 --ranks 4
+	$(BIN)/python -m benchmarks.channel_parallel --engine torch --network wide_field --ranks 2
+	$(BIN)/python -m benchmarks.channel_parallel --engine torch --network wide_field --ranks 4
+	$(BIN)/python -m benchmarks.channel_parallel --engine mindspore --network resnet50 --ranks 2
+	$(BIN)/python -m benchmarks.channel_parallel --engine mindspore --network resnet50 --ranks 4
+	$(BIN)/python -m benchmarks.channel_parallel --engine mindspore --network wide_field --ranks 2
+	$(BIN)/python -m benchmarks.channel_parallel --engine mindspore --network wide_field --ranks 4
 	$(BIN)/python -m benchmarks.exactness
 	$(BIN)/python -m benchmarks.planner
 	$(BIN)/python -m benchmarks.memory_budget

@@ -1,33 +1,45 @@
 """Memory per rank and seconds per step of networks split along channels, against one device and data parallel.
 
-All ranks of a network are started at once and take turns, so that a slow minute of the machine hits all of them. Run
-from the repository: ``python -m benchmarks.channel_parallel``.
+One run measures one engine, network and number of ranks; its contenders take turns, so that a slow minute of the
+machine hits all of them. What it finds is added to a file, from which the page of results is made. Run from the
+repository: ``python -m benchmarks.channel_parallel --engine torch --network resnet50 --ranks 2``.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
+import json
 import os
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from benchmarks.contenders.channel_ranks import Memory, Network
+from benchmarks.contenders.channel_work import Memory, Network, Seconds
 from benchmarks.data_parallel import spread
 from tests.multiprocess.ranks import RankPool
 
 RESULTS = Path(__file__).parent / "results" / "channel_parallel.md"
+RECORDS = RESULTS.with_suffix(".jsonl")
 NETWORKS = (
     Network("ResNet-50", "resnet50", image_size=128, global_batch=4),
     Network("Four convolutions of 32 channels", "wide_field", image_size=512, global_batch=2),
 )
 GOALS = {2: 0.6, 4: 0.35}
 """Ranks of the channel axis to the largest share of one device's activations."""
+WITHIN = 1.15
+"""Most that a step may take of its computation and its collectives, each on its own."""
+AS_ONE_DEVICE = 1.3
+"""Most that a step on PyTorch may take of one device's with the same cores."""
 
-_MODULE = "benchmarks.contenders.channel_ranks"
+_MODULES = {
+    "torch": "benchmarks.contenders.channel_ranks",
+    "mindspore": "benchmarks.contenders.mindspore_channel_ranks",
+}
 
 
 @dataclass(frozen=True)
@@ -56,14 +68,10 @@ class Contender:
         return self.axis != "data" or network.global_batch % self.num_ranks == 0
 
 
-CONTENDERS = (
-    Contender("one"),
-    Contender("one", num_threads=2),
-    Contender("data", 2),
-    Contender("data", 4),
-    Contender("channel", 2),
-    Contender("channel", 4),
-)
+def contenders(num_ranks: int) -> tuple[Contender, ...]:
+    """One device with all cores, and ranks along either axis."""
+    one = Contender("one", num_threads=os.cpu_count() or 1)
+    return one, Contender("data", num_ranks), Contender("channel", num_ranks)
 
 
 @dataclass
@@ -72,11 +80,11 @@ class Measured:
 
     Args:
         memory: Of each rank.
-        seconds: Per step of the slowest rank, round by round.
+        seconds: Of the rank with the slowest step, round by round.
     """
 
     memory: list[Memory]
-    seconds: list[float] = field(default_factory=list)
+    seconds: list[Seconds] = field(default_factory=list)
 
     def most(self, name: str) -> int:
         """The largest value of a kind of memory over the ranks."""
@@ -84,15 +92,16 @@ class Measured:
 
 
 def measure(
-    network: Network, contenders: Sequence[Contender], *, num_rounds: int, num_steps: int
+    network: Network, able: Sequence[Contender], *, num_rounds: int, num_steps: int, engine: str = "torch"
 ) -> dict[Contender, Measured]:
     """Trains a network on all contenders in turn.
 
     Args:
         network: What is trained.
-        contenders: Those that can train it.
+        able: Contenders that can train it.
         num_rounds: How often each gets its turn.
         num_steps: Steps of a turn.
+        engine: The engine.
 
     Returns:
         What was measured of each.
@@ -100,11 +109,11 @@ def measure(
     found: dict[Contender, Measured] = {}
     with ExitStack() as stack:
         pools: dict[Contender, RankPool] = {}
-        for contender in contenders:
-            pool = pools[contender] = RankPool("torch", contender.num_ranks)
+        for contender in able:
+            pool = pools[contender] = RankPool(engine, contender.num_ranks)
             stack.callback(pool.close)
             memory = pool.run(
-                f"{_MODULE}:prepare",
+                f"{_MODULES[engine]}:prepare",
                 timeout_seconds=600,
                 network=network,
                 axis=contender.axis,
@@ -113,96 +122,136 @@ def measure(
             found[contender] = Measured(memory)
         for number in range(num_rounds):
             for contender in list(pools) if number % 2 == 0 else list(pools)[::-1]:
-                seconds = pools[contender].run(f"{_MODULE}:run", timeout_seconds=600, num_steps=num_steps)
-                found[contender].seconds.append(max(seconds))
+                seconds = pools[contender].run(f"{_MODULES[engine]}:run", timeout_seconds=600, num_steps=num_steps)
+                found[contender].seconds.append(max(seconds, key=lambda entry: entry.step))
     return found
 
 
 def section(network: Network, found: dict[Contender, Measured]) -> Iterator[str]:
-    """Markdown of one network; the faster way to use one device is what others are compared with."""
-    ways = [measured for contender, measured in found.items() if contender.axis == "one"]
-    alone = min(ways, key=lambda measured: statistics.median(measured.seconds))
-    yield f"## {network.title}, {network.image_size} px, global batch {network.global_batch}"
-    yield ""
+    """Markdown of one network; everything is compared with one device that has the same cores."""
+    alone = next(measured for contender, measured in found.items() if contender.axis == "one")
+    base = [entry.step for entry in alone.seconds]
     yield (
-        "| | parameters | optimizer | activations | of one device's | resident | of one device's "
-        "| seconds per step | ratio | into collectives per step |"
+        "| | parameters | optimizer | activations | of one device's | resident | of one device's | seconds per step "
+        "| ratio | computation | collectives alone | step of both |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    yield "|" + "---|" * 12
     for contender, measured in found.items():
         sizes = {name: measured.most(f"{name}_bytes") for name in ("parameter", "optimizer", "saved", "resident")}
-        ratios = [own / other for own, other in zip(measured.seconds, alone.seconds, strict=True)]
+        steps = [entry.step for entry in measured.seconds]
         cells = [
             contender.title,
             _mib(sizes["parameter"]),
             _mib(sizes["optimizer"]),
-            _mib(sizes["saved"]),
-            f"{sizes['saved'] / alone.most('saved_bytes'):.3f}",
+            _mib(sizes["saved"]) if sizes["saved"] else "",
+            f"{sizes['saved'] / alone.most('saved_bytes'):.3f}" if sizes["saved"] else "",
             _mib(sizes["resident"]),
             f"{sizes['resident'] / alone.most('resident_bytes'):.2f}",
-            spread(measured.seconds, 2),
-            spread(ratios, 2) if measured is not alone else "1",
-            _mib(measured.most("sent_bytes")) if contender.axis == "channel" else "",
+            spread(steps, 2),
+            "1" if measured is alone else spread([own / other for own, other in zip(steps, base, strict=True)], 2),
+            *_parts(contender, measured),
         ]
         yield f"| {' | '.join(cells)} |"
-    for contender in CONTENDERS:
-        if not contender.fits(network):
-            yield f"| {contender.title} | not possible: {network.global_batch} samples |{' |' * 8}"
     yield ""
     for contender, measured in found.items():
-        if contender.axis == "channel" and contender.num_ranks in GOALS:
-            share, goal = measured.most("saved_bytes") / alone.most("saved_bytes"), GOALS[contender.num_ranks]
-            verdict = "reached" if share <= goal else "missed"
-            yield f"- Goal for {contender.title}: at most {goal} of one device's activations; {share:.3f}: {verdict}."
+        if contender.axis == "channel":
+            yield from _verdicts(contender, measured, alone)
+
+
+def _parts(contender: Contender, measured: Measured) -> Iterator[str]:
+    if contender.axis != "channel":
+        yield from ("", "", "")
+        return
+    wire = statistics.median(entry.wire for entry in measured.seconds)
+    yield spread([entry.compute for entry in measured.seconds], 2)
+    yield f"{wire:.3f} for {_mib(measured.most('sent_bytes'))}"
+    yield spread(_shares(measured), 2)
+
+
+def _shares(measured: Measured) -> list[float]:
+    return [entry.step / (entry.compute + entry.wire) for entry in measured.seconds]
+
+
+def _verdicts(contender: Contender, measured: Measured, alone: Measured) -> Iterator[str]:
+    def verdict(what: str, value: float, most: float) -> str:
+        return f"- {contender.title}: {what} {value:.3f}, at most {most}: {'reached' if value <= most else 'missed'}."
+
+    goal = GOALS.get(contender.num_ranks)
+    if goal is not None:
+        kind = "saved" if alone.most("saved_bytes") else "resident"
+        what = "activations" if kind == "saved" else "resident memory"
+        yield verdict(f"{what} of one device's", measured.most(f"{kind}_bytes") / alone.most(f"{kind}_bytes"), goal)
+    yield verdict("step of computation and collectives", statistics.median(_shares(measured)), WITHIN)
+    ratios = [own.step / one.step for own, one in zip(measured.seconds, alone.seconds, strict=True)]
+    yield verdict("step of one device's", statistics.median(ratios), AS_ONE_DEVICE)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=sorted(_MODULES), default="torch")
+    parser.add_argument("--network", choices=[network.name for network in NETWORKS], default="resnet50")
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1, help="steps of each contender per round")
     options = parser.parse_args()
-    lines = _header(options.rounds, options.steps)
-    for network in NETWORKS:
-        able = [contender for contender in CONTENDERS if contender.fits(network)]
-        found = measure(network, able, num_rounds=options.rounds, num_steps=options.steps)
-        part = ["", *section(network, found)]
-        print("\n".join(part), flush=True)
-        lines += part
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text("\n".join([*lines, "", _load("end"), ""]))
+    network = next(entry for entry in NETWORKS if entry.name == options.network)
+    able = [contender for contender in contenders(options.ranks) if contender.fits(network)]
+    load = _load()
+    found = measure(network, able, num_rounds=options.rounds, num_steps=options.steps, engine=options.engine)
+    record = {
+        "title": f"{options.engine}: {network.title}, {network.image_size} px, global batch {network.global_batch}, "
+        f"{options.ranks} ranks",
+        "ran_on": f"{os.cpu_count()} cores, {options.engine} {importlib.metadata.version(options.engine)}, load {load} "
+        f"at the start and {_load()} at the end, {options.rounds} rounds of {options.steps} step(s)",
+        "lines": list(section(network, found)),
+        "measured": {
+            contender.title: {
+                "memory": [dataclasses.asdict(entry) for entry in measured.memory],
+                "seconds": [dataclasses.asdict(entry) for entry in measured.seconds],
+            }
+            for contender, measured in found.items()
+        },
+    }
+    print("\n".join([record["title"], record["ran_on"], *record["lines"]]), flush=True)
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RECORDS.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    RESULTS.write_text("\n".join(page([json.loads(line) for line in RECORDS.read_text().splitlines()])) + "\n")
     print(f"Written to {RESULTS}")
 
 
-def _header(num_rounds: int, num_steps: int) -> list[str]:
-    return [
-        "# Channel parallel training",
-        "",
-        "One device is plain PyTorch in one process; data is DistributedDataParallel, channel is "
-        "`convmesh.parallelize` with the plan by rule, ranks with one thread each. float32, channels-last, SGD with "
-        "momentum, the same global batch everywhere. Memory is that of the rank with the most. Activations: what the "
-        "forward keeps for the backward, counted by saved-tensor hooks. Resident: most that the process held over "
-        "what it held before it built the network; also what a step holds for a moment, like a whole tensor gathered "
-        "for one layer and the buffers of collectives. Into collectives: bytes that a rank gives to those of the "
-        "channel axis. PyTorch on the CPU has no counting allocator. "
-        f"{num_rounds} rounds of {num_steps} step(s) in turn; medians, with the range in brackets. The ratio is that "
-        "of the rounds, against the faster of the two ways to use one device. "
-        "Made by `python -m benchmarks.channel_parallel`.",
-        "",
-        "The times are of small sizes on a small machine: four ranks share two cores, collectives go through Gloo "
-        "over loopback and take processor time from the computation, and other work ran on the machine, from which two "
-        "threads that wait for each other suffer most.",
-        "",
-        f"Ran on: {os.cpu_count()} cores, CPU with Gloo; torch {importlib.metadata.version('torch')}, convmesh "
-        f"{importlib.metadata.version('convmesh')}. {_load('start')}",
-    ]
+def page(records: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The page of results: the latest of each engine, network and number of ranks."""
+    yield from _HEADER
+    for title, record in sorted({record["title"]: record for record in records}.items()):
+        yield from ("", f"## {title}", "", f"Ran on: {record['ran_on']}.", "", *record["lines"])
+
+
+_HEADER = (
+    "# Channel parallel training",
+    "",
+    "One device is the engine itself in one process with as many threads as there are cores; data is "
+    "DistributedDataParallel, or on MindSpore `convmesh.reduce_gradients`; channel is `convmesh.parallelize` with the "
+    "plan by rule, ranks with one thread each. float32, SGD with momentum, the same global batch everywhere; PyTorch "
+    "in channels-last order. Memory is that of the rank with the most. Activations: what the forward keeps for the "
+    "backward, counted by PyTorch's saved-tensor hooks; MindSpore does not tell. Resident: most that the process held "
+    "over what it held before it built the network; also what a step holds for a moment, like a whole tensor gathered "
+    "for one layer, and what kernels keep for themselves. No allocator counts on the CPU.",
+    "",
+    "Computation is a step whose collectives do nothing, on all ranks at once; collectives alone are those of one "
+    "step, recorded and repeated one after the other, which is their bytes over their bandwidth at their sizes. Both "
+    "took turns with the step. Step of both is the step's share of their sum. The ratio is that to one device with the "
+    "same cores. Medians, with ranges in brackets. Made by `python -m benchmarks.channel_parallel` with `--engine`, "
+    "`--network` and `--ranks`.",
+)
 
 
 def _mib(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:.0f} MiB"
 
 
-def _load(when: str) -> str:
-    return f"Load at the {when}: {statistics.fmean(os.getloadavg()[:2]):.1f}."
+def _load() -> str:
+    return f"{os.getloadavg()[0]:.1f}"
 
 
 if __name__ == "__main__":

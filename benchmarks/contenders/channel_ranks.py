@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import resource
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from benchmarks.contenders.channel_wire import Wire
+from benchmarks.contenders.channel_work import NUM_CLASSES, Memory, Network, Seconds, resident_bytes, timed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,44 +23,6 @@ import convmesh
 from convmesh.engines.contract import Engine, World
 from convmesh.engines.torch.channel_split import split_of
 from convmesh.models.torch import build
-
-_NUM_CLASSES = 10
-
-
-@dataclass(frozen=True)
-class Network:
-    """What is trained.
-
-    Args:
-        title: Its name.
-        name: One of our networks, or "wide_field".
-        image_size: Side in pixels.
-        global_batch: Samples per step, of all ranks.
-    """
-
-    title: str
-    name: str
-    image_size: int
-    global_batch: int
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes on one rank.
-
-    Args:
-        parameter_bytes: Parameters.
-        optimizer_bytes: State of the optimizer.
-        saved_bytes: What the forward keeps for the backward, parameters not counted.
-        resident_bytes: Most that the process holds over what it held before it built anything.
-        sent_bytes: Inputs of the step's collectives over the channel axis; 0 on other axes.
-    """
-
-    parameter_bytes: int
-    optimizer_bytes: int
-    saved_bytes: int
-    resident_bytes: int
-    sent_bytes: int
 
 
 class WideField(nn.Module):
@@ -79,7 +40,7 @@ class WideField(nn.Module):
         self.features = nn.Sequential(*layers)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.flatten = nn.Flatten()
-        self.fc = nn.Linear(num_channels, _NUM_CLASSES)
+        self.fc = nn.Linear(num_channels, NUM_CLASSES)
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
         """Scores of each class."""
@@ -92,10 +53,10 @@ class _Trainer:
 
     def __init__(self, network: Network, axis: str, world: World) -> None:
         torch.manual_seed(0)
-        known = WideField() if network.name == "wide_field" else build(network.name, num_classes=_NUM_CLASSES)
+        known = WideField() if network.name == "wide_field" else build(network.name, num_classes=NUM_CLASSES)
         self.module: nn.Module = known.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         images_NCHW = torch.randn(network.global_batch, 3, network.image_size, network.image_size)
-        labels_N = torch.randint(0, _NUM_CLASSES, (network.global_batch,))
+        labels_N = torch.randint(0, NUM_CLASSES, (network.global_batch,))
         own = slice(0, network.global_batch)
         self._forward: Callable[[Tensor], Tensor] = self.module
         if axis == "data":
@@ -149,12 +110,13 @@ class _SavedBytes:
 
 
 _trainers: dict[str, _Trainer] = {}
+_wires: dict[str, Wire] = {}
 
 
 def prepare(engine: Engine, world: World, *, network: Network, axis: str, num_threads: int) -> Memory:
     """Builds a network on this rank of an axis, trains two steps, and tells the memory that they took."""
     torch.set_num_threads(num_threads)
-    before = _resident_bytes()
+    before = resident_bytes()
     trainer = _trainers["only"] = _Trainer(network, axis, world)
     trainer.step()  # Makes the optimizer's state.
     saved = _SavedBytes(trainer.module)
@@ -162,29 +124,27 @@ def prepare(engine: Engine, world: World, *, network: Network, axis: str, num_th
     if split is not None:
         split.axis.begin_update()
     trainer.step(saved)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    sent_bytes = sum(count.num_bytes for count in split.axis.counts()) if split is not None else 0
+    if split is not None and (shared := split.axis._transports._shared) is not None:
+        wire = _wires["only"] = Wire(shared._exchange)
+        wire.recording = True
+        trainer.step()
+        wire.recording = False
     states = [tensor for state in trainer.optimizer.state.values() for tensor in state.values() if tensor is not None]
     return Memory(
         parameter_bytes=sum(map(_num_bytes, trainer.module.parameters())),
         optimizer_bytes=sum(map(_num_bytes, states)),
         saved_bytes=saved.total,
-        resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before,
-        sent_bytes=sum(count.num_bytes for count in split.axis.counts()) if split is not None else 0,
+        resident_bytes=peak - before,
+        sent_bytes=sent_bytes,
     )
 
 
-def run(engine: Engine, world: World, *, num_steps: int) -> float:
-    """Trains some steps and returns the seconds of one on this rank."""
-    engine.all_gather(None)
-    begun = time.perf_counter()
-    for _ in range(num_steps):
-        _trainers["only"].step()
-    return (time.perf_counter() - begun) / num_steps
+def run(engine: Engine, world: World, *, num_steps: int) -> Seconds:
+    """Trains some steps and tells the seconds of one on this rank."""
+    return timed(_trainers["only"].step, _wires.get("only"), lambda: engine.all_gather(None), num_steps=num_steps)
 
 
 def _num_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import unittest.mock
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from convmesh.engines.mindspore.graph_record import Recorded
 from convmesh.engines.mindspore.parallelize import apply, refusals
 from convmesh.engines.mindspore.state import export_parameters, named_parameters
 from convmesh.engines.mindspore.trace import trace
+from convmesh.engines.shared_exchange import SWITCH
 from convmesh.errors import ConvMeshError, raise_all
 from convmesh.graph import Graph
 from convmesh.mesh import Mesh
@@ -29,9 +32,10 @@ _axes: dict[int, ChannelAxis] = {}
 
 
 def axis_of(world: World) -> ChannelAxis:
-    """All ranks of the pool as a channel axis."""
+    """All ranks of the pool as a channel axis; with shared memory where there are two."""
     if world.num_ranks not in _axes:
-        axis = channel_axis(_placed(world))
+        with unittest.mock.patch.dict(os.environ, {SWITCH: str(int(world.num_ranks == 2))}):
+            axis = channel_axis(_placed(world))
         assert axis is not None
         _axes[world.num_ranks] = axis
     return _axes[world.num_ranks]

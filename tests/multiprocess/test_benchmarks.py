@@ -52,6 +52,8 @@ def test_channel_parallel_measures_what_a_rank_keeps() -> None:
     text = "\n".join(channel_parallel.section(network, found))
     assert "| channel=2 |" in text
     assert ": reached." in text
+    for seconds in found[two].seconds:
+        assert min(seconds.step, seconds.compute, seconds.wire) > 0
 
 
 def test_exactness_tells_each_case_and_what_it_lacks() -> None:

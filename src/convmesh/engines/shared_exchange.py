@@ -82,6 +82,7 @@ class SharedExchange:
         self._timeout_seconds = timeout_seconds
         slots = np.frombuffer(memory, np.uint8).reshape(2, self._size, SLOT_BYTES)
         self._turns = itertools.cycle(slots)
+        self._tags = itertools.count(1)
         self._finalizer = weakref.finalize(self, _close, pipes)
 
     @classmethod
@@ -114,6 +115,10 @@ class SharedExchange:
             _close({rank: (pipe,) for rank, pipe in told.items()})
             return None
         return cls(position, memory, pipes, timeout_seconds=timeout_seconds)
+
+    def new_tag(self) -> int:
+        """A name for calls of one kind; the same on all ranks that ask for theirs in the same order."""
+        return next(self._tags)
 
     def fits(self, num_channels: int, element_bytes: int) -> bool:
         """Whether the channels of one pixel fit into a slot."""

@@ -12,7 +12,8 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from convmesh.engines.contract import CollectiveCount
-from convmesh.engines.mindspore.channel_axis import ALL, KIND, OWN, ChannelAxis, Sum
+from convmesh.engines.mindspore.channel_axis import ChannelAxis, Sum
+from convmesh.engines.mindspore.host_collectives import ALL, KIND, OWN
 from convmesh.engines.mindspore.trace_mindir import Primitive, parse_mindir
 from convmesh.errors import EngineError
 from convmesh.graph.graph import DTYPE_BYTES
