@@ -15,6 +15,7 @@ from convmesh.engines.contract import Batch, Engine, TrainState, World
 from convmesh.engines.mindspore.channel_axis import channel_axis
 from convmesh.engines.mindspore.collectives import data_axis
 from convmesh.engines.mindspore.engine import MindSporeEngine
+from convmesh.engines.mindspore.partition import SAMPLES
 from convmesh.engines.mindspore.regroup import regroup_channels
 from convmesh.engines.mindspore.state import export_network
 from convmesh.engines.mindspore.trace import trace
@@ -25,6 +26,7 @@ from convmesh.models.mindspore import build
 from convmesh.plan import Choice, Entry, Plan, resolve
 from convmesh.plan.by_rule import plan_by_rule
 from convmesh.plan.collectives import channel_collectives
+from convmesh.plan.network import network_facts
 from convmesh.training.sync import check_sync
 from tests.multiprocess.alive import live_tensors, whole_alive
 from tests.multiprocess.mindspore_cases import GLOBAL_BATCH, SCALE, micro_batches, run_config
@@ -105,9 +107,52 @@ class Stem(nn.Cell):
         return self.fc(self.flatten(self.avgpool(x)))
 
 
+class DenseHead(nn.Cell):
+    """Convolutions, and a head of dense layers that hold most of the parameters.
+
+    Args:
+        norm: Whether there is batch norm, for which it matters how samples lie on ranks.
+    """
+
+    def __init__(self, *, norm: bool) -> None:
+        super().__init__()
+        # Before batch norm the gradient of a bias is nothing but rounding.
+        first = nn.Conv2d(3, 8, 3, 2, pad_mode="pad", padding=1, has_bias=not norm)
+        second = nn.Conv2d(8, 12, 3, pad_mode="pad", padding=1, has_bias=True)
+        layers = [first, nn.ReLU(), second, nn.ReLU(), nn.AvgPool2d(3, 3)]
+        if norm:
+            layers.insert(1, nn.BatchNorm2d(8))
+        self.features = nn.SequentialCell(*layers)
+        self.flatten = nn.Flatten()
+        self.fc1, self.fc2, self.fc3 = nn.Dense(48, 25), nn.Dense(25, 18), nn.Dense(18, 10)
+        self.drop = nn.Dropout(p=0.0)
+
+    def construct(self, x: Tensor) -> Tensor:
+        x = ops.relu(self.fc1(self.flatten(self.features(x))))
+        return self.fc3(ops.tanh(self.fc2(self.drop(x))))
+
+
+def head_plan(name: str, sizes: Mapping[str, int], head: Mapping[str, Any]) -> Plan:
+    """A plan that splits the head along data."""
+    choices = {path: Choice(split=c) if isinstance(c, str) else Choice(**c) for path, c in head.items()}
+    entries = tuple(Entry(pattern=path, axes={"data": choice}) for path, choice in choices.items())
+    graph = trace(network_of(name), (4, 3, 12, 12))
+    return Plan(mesh=Mesh(sizes), entries=entries, network=network_facts(graph))
+
+
+def head_told(name: str, sizes: Mapping[str, int], head: Mapping[str, Any], num_samples: int) -> Any:
+    """What an update of ``head_plan`` exchanges along data; on rank 0."""
+    region = resolve(trace(network_of(name), (num_samples, 3, 12, 12)), head_plan(name, sizes, head)).region
+    assert region is not None
+    found = channel_collectives(region, position=0, samples=SAMPLES)
+    return {entry.kind: (entry.number, entry.num_bytes) for entry in found}
+
+
 def network_of(name: str) -> nn.Cell:
     """A network with equal initial weights wherever it is built."""
     ms.set_seed(1)
+    if name.startswith("head"):
+        return DenseHead(norm=name == "head-norm")
     if name == "stem":
         return Stem()
     if name in ("slopes", "drops"):

@@ -18,7 +18,7 @@ from convmesh.engines.filling import filled
 from convmesh.graph import Block, Edge, Graph, Parameter
 from convmesh.mesh import Mesh
 from convmesh.plan import Choice, Entry, Plan, resolve
-from convmesh.plan.collectives import channel_collectives, together, update_collectives
+from convmesh.plan.collectives import SamplesTold, channel_collectives, together, update_collectives
 from convmesh.plan.entries import exchanged_in
 from convmesh.plan.load import dump_plan, load_plan
 from convmesh.plan.placement import Samples, Shard
@@ -132,7 +132,7 @@ def test_the_closed_form_counts_own_and_all_samples() -> None:
     assert told["all-to-all"] == (4, 2 * samples * 8 * pixels + 2 * samples * 10 * 4)
     update = {entry.kind: entry for entry in update_collectives(region_of(small(), plan), position=0)}
     assert (update["all-reduce"].number, update["all-reduce"].num_bytes) == (1, 16)
-    silent = channel_collectives(region_of(small(), plan), position=0, tells_counts=False)
+    silent = channel_collectives(region_of(small(), plan), position=0, samples=SamplesTold(count_bytes=0))
     assert silent[0].number == 3
     assert together(silent, silent)[0].num_bytes == 2 * silent[0].num_bytes
 

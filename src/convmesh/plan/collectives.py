@@ -57,8 +57,18 @@ from convmesh.plan.weighted import WEIGHTED
 NORM_BYTES = 16
 """Bytes of the all-reduce that ends each update: two numbers in float64."""
 
-COUNT_BYTES = 8
-"""Bytes by which a rank tells how many samples it has."""
+
+@dataclass(frozen=True)
+class SamplesTold:
+    """What an engine sends besides tensors where ranks of the data axis exchange samples for channels.
+
+    Args:
+        count_bytes: Bytes by which a rank tells how many samples it has; 0 if it does not.
+        mask_bytes: Bytes of a mask of dropout per element.
+    """
+
+    count_bytes: int = 8
+    mask_bytes: int = 1
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ def channel_collectives(
     num_micro_batches: int = 1,
     element_bytes: int | None = None,
     input_takes_gradient: bool = False,
-    tells_counts: bool = True,
+    samples: SamplesTold = SamplesTold(),
 ) -> tuple[Expected, ...]:
     """What the forwards and backwards of one update communicate over the axis that a resolved plan tells of.
 
@@ -93,7 +103,7 @@ def channel_collectives(
         num_micro_batches: Micro-batches of the update, each as large as the graph's.
         element_bytes: Bytes of one element, if not as in the graph.
         input_takes_gradient: Whether the network's input takes a gradient, which it doesn't in training.
-        tells_counts: Whether ranks of the data axis tell each other how many samples they have.
+        samples: What is sent besides, where samples are exchanged for channels.
 
     Returns:
         One entry per kind of collective, kinds sorted; without the one of the gradient's norm.
@@ -101,7 +111,7 @@ def channel_collectives(
     sums: dict[str, tuple[int, int]] = {}
     if resolved.num_ranks == 1:
         return ()
-    closed = _ClosedForm(resolved, position, element_bytes, input_takes_gradient, tells_counts)
+    closed = _ClosedForm(resolved, position, element_bytes, input_takes_gradient, samples)
     for node in resolved.graph:
         for kind, num_bytes in closed.of(node):
             number, total = sums.get(kind, (0, 0))
@@ -125,7 +135,7 @@ def operator_collectives(
     wanted = tuple(resolved.graph if nodes is None else nodes)
     if resolved.num_ranks == 1:
         return {node.name: () for node in wanted}
-    closed = _ClosedForm(resolved, position, None, False, True)
+    closed = _ClosedForm(resolved, position, None, False, SamplesTold())
     return {node.name: tuple(closed.of(node)) for node in wanted}
 
 
@@ -137,6 +147,7 @@ def update_collectives(
     element_bytes: int | None = None,
     deterministic: bool = True,
     norm_bytes: int = NORM_BYTES,
+    samples: SamplesTold = SamplesTold(),
 ) -> tuple[Expected, ...]:
     """All that an update communicates over an axis along which channels are split, without sums of gradients.
 
@@ -149,6 +160,7 @@ def update_collectives(
         element_bytes: Bytes of one element, if not as in the graph.
         deterministic: Whether equal work gives equal bits, as on the CPU.
         norm_bytes: Bytes by which the ranks agree on the norm.
+        samples: What is sent besides, where samples are exchanged for channels.
 
     Returns:
         One entry per kind of collective, kinds sorted.
@@ -158,7 +170,11 @@ def update_collectives(
     found = {
         entry.kind: entry
         for entry in channel_collectives(
-            resolved, position=position, num_micro_batches=num_micro_batches, element_bytes=element_bytes
+            resolved,
+            position=position,
+            num_micro_batches=num_micro_batches,
+            element_bytes=element_bytes,
+            samples=samples,
         )
     }
     norm = found.get("all-reduce", Expected("all-reduce", 0, 0))
@@ -231,10 +247,10 @@ def count_buckets(parameter_bytes: Sequence[int], bucket_bytes: int) -> int:
     return max(fill_buckets(parameter_bytes, bucket_bytes), default=-1) + 1
 
 
-def _dropped(shape: tuple[int, ...], node: Node) -> Iterator[tuple[str, int]]:
-    """Masks of own samples, drawn as on one device and exchanged for those of own channels; a byte for each element."""
+def _dropped(shape: tuple[int, ...], node: Node, mask_bytes: int) -> Iterator[tuple[str, int]]:
+    """Masks of own samples, drawn as on one device and exchanged for those of own channels."""
     if node.attributes["p"] > 0:
-        yield "all-to-all", math.prod(shape[:2] if node.attributes["whole_channels"] else shape)
+        yield "all-to-all", mask_bytes * math.prod(shape[:2] if node.attributes["whole_channels"] else shape)
 
 
 class _ClosedForm:
@@ -246,13 +262,13 @@ class _ClosedForm:
         position: int,
         element_bytes: int | None,
         input_takes_gradient: bool,
-        tells_counts: bool,
+        samples: SamplesTold,
     ) -> None:
         self._resolved = resolved
         self._graph = resolved.graph
         self._position = position
         self._element_bytes = element_bytes
-        self._tells_counts = tells_counts
+        self._samples = samples
         # Parts of the samples that come together where channels are split.
         self._num_parts = resolved.num_ranks if resolved.axis == DATA else 1
         self._flowing = self._graph.needs_gradient
@@ -269,7 +285,7 @@ class _ClosedForm:
             shape, flows = self._graph.shape(Edge(node.name)), node.name in self._flowing
             yield from self._change(entry.after, shape, flows, node, again=node.name in self._again.after)
         if node.kind == "dropout" and self._resolved.axis == DATA and entry.split == "channels":
-            yield from _dropped(self._graph.input_shapes(node)[0], node)
+            yield from _dropped(self._graph.input_shapes(node)[0], node, self._samples.mask_bytes)
         for name in entry.summed:
             parameter = next(found for found in self._graph.parameters if found.name == name)
             yield "all-reduce", parameter.num_elements * self._bytes(node)
@@ -306,8 +322,8 @@ class _ClosedForm:
             "gather_samples": ((("all-gather", own),), (("reduce-scatter", whole),)),
             "scatter_samples": ((("reduce-scatter", whole),), (("all-gather", own),)),
         }[change.kind]
-        if self._tells_counts and change.kind in ("to_channels", "gather_samples"):
-            forward = (("all-gather", COUNT_BYTES), *forward)
+        if self._samples.count_bytes and change.kind in ("to_channels", "gather_samples"):
+            forward = (("all-gather", self._samples.count_bytes), *forward)
         yield from forward
         if again:
             yield from forward

@@ -16,7 +16,6 @@ from convmesh.config import RunConfig
 from convmesh.engines.contract import Arrays, Observation
 from convmesh.errors import ConfigError
 from convmesh.mesh import Mesh
-from convmesh.plan import CHANNEL
 from convmesh.plan.collectives import Expected, data_collectives, together, update_collectives
 from convmesh.training.compare import Worst, by_kind, compare, smallest_changes
 from convmesh.training.launch import launch, plan_launch
@@ -329,15 +328,17 @@ def _expected_of_mindspore(subject: Subject, first: Observation) -> Mapping[str,
             in_shared_memory=subject.device == "cpu" and only_samples and shared_exchange.is_wanted(),
         )
     }
-    if subject.plan is not None:
-        found[CHANNEL] = update_collectives(
-            subject.plan.resolved,
+    for resolved in subject.plan.resolved.split_axes if subject.plan is not None else ():
+        told = update_collectives(
+            resolved,
             position=0,
             num_micro_batches=strategy.accumulation,
             element_bytes=_BYTES[subject.dtype],
             deterministic=subject.device == "cpu",
             norm_bytes=partition.NORM_BYTES,
+            samples=partition.SAMPLES,
         )
+        found[resolved.axis] = together(found.get(resolved.axis, ()), told)
     return found
 
 

@@ -53,6 +53,7 @@ class ChannelAxis(DataAxis):
         exchange: Memory that the ranks share, if they do.
 
     Attributes:
+        name: Of the axis in the mesh.
         gathers: Whether there is an all-gather on this group.
     """
 
@@ -67,6 +68,7 @@ class ChannelAxis(DataAxis):
         exchange: SharedExchange | None = None,
     ) -> None:
         super().__init__(position=position, size=size, group=group, first_rank=first_rank)
+        self.name = CHANNEL
         self.native = native
         self.exchange = exchange
         self.gathers = native or group is None
@@ -234,9 +236,10 @@ class Gather(nn.Cell):
     Args:
         axis: The channel axis.
         lists: Channels of each rank.
+        kind: What it stands for.
     """
 
-    def __init__(self, axis: ChannelAxis, lists: Lists) -> None:
+    def __init__(self, axis: ChannelAxis, lists: Lists, *, kind: str = "all-gather") -> None:
         super().__init__(auto_prefix=False)
         own, size = lists[axis.position], sum(map(len, lists))
         self.shares = axis.exchange is not None
@@ -245,7 +248,7 @@ class Gather(nn.Cell):
         if axis.exchange is not None:
             self.gather = gathering_on_host(axis.exchange, lists, axis.position)
         elif self.native:
-            self.gather = axis.collective("AllGather", "all-gather", share=(1, len(lists)))
+            self.gather = axis.collective("AllGather", kind, share=(1, len(lists)))
             self.num_ranks = len(lists)
             # On CPU, each transpose would keep memory of its own for ever.
             self.slice, self.join = ops.Slice(), ops.Concat(1)
@@ -253,7 +256,7 @@ class Gather(nn.Cell):
             self.pick = ops.Gather()
         else:
             hide(self, spread=Spread(axis, lists))
-            self.sum = axis.collective("AllReduce", "all-gather", share=(len(own), size))
+            self.sum = axis.collective("AllReduce", kind, share=(len(own), size))
 
     def construct(self, part: Tensor) -> Tensor:
         """Shape (N, C, ...)."""

@@ -16,6 +16,7 @@ from convmesh.engines.contract import Arrays, CollectiveCount
 from convmesh.engines.mindspore.channel_axis import ChannelAxis
 from convmesh.plan import CHANNEL
 from convmesh.plan.placement import ParameterShard
+from convmesh.plan.plan import DATA
 from convmesh.plan.resolved import ResolvedPlan
 
 _ATTRIBUTE = "convmesh_channel_split"
@@ -27,7 +28,7 @@ class ChannelSplit:
 
     Args:
         resolved: The plan, applied to the network's graph.
-        axis: The channel axis.
+        axis: The axis along which channels are split: the channel axis, or the data axis.
         shards: Name of each parameter and buffer of which this rank has a part.
     """
 
@@ -39,6 +40,10 @@ class ChannelSplit:
     def replicas_may_differ(self) -> bool:
         """Whether gradients of whole parameters may differ in bits between ranks."""
         return self.resolved.replicas_may_differ(deterministic=not self.axis.native)
+
+    def is_of_data(self, name: str) -> bool:
+        """Whether ranks of the data axis hold different parts of a tensor: its gradient is not summed over them."""
+        return self.axis.name == DATA and name in self.shards
 
     @property
     def summed(self) -> frozenset[str]:

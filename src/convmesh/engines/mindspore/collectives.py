@@ -41,6 +41,11 @@ class DataAxis:
         self.shared: dict[tuple[tuple[int, ...], ...], SharedSum | None] = {}
         self._group = group
 
+    @property
+    def group(self) -> str | None:
+        """Name of the group; None for all ranks of the run."""
+        return self._group
+
     def all_reduce(self, *, bucket: int = 0, index: int = 0) -> ops.AllReduce:
         """A sum over the axis, for use in a graph.
 

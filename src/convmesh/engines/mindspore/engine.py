@@ -24,12 +24,14 @@ from convmesh.engines.mindspore.channel_axis import ChannelAxis, channel_axis
 from convmesh.engines.mindspore.collectives import DataAxis, data_axis, enable_fusion, gather_values
 from convmesh.engines.mindspore.loader import load
 from convmesh.engines.mindspore.objective import compute_in_half
+from convmesh.engines.mindspore.sample_axis import SampleAxis
 from convmesh.engines.mindspore.state import named_parameters
 from convmesh.engines.mindspore.train_step import DTYPES, MindSporeTrainStep
 from convmesh.errors import ConfigError, EngineError, ModelError, brief
 from convmesh.geometry.regrouping import ChannelRegrouping
 from convmesh.mesh import Mesh
 from convmesh.plan.load import load_plan
+from convmesh.plan.plan import DATA
 from convmesh.profiling.framework import FrameworkProfiler
 
 _TARGETS = {"cpu": "CPU", "cuda": "GPU", "ascend": "Ascend"}
@@ -102,8 +104,8 @@ class MindSporeEngine:
     def build_step(self, network: nn.Cell, run: RunConfig, *, pixel_scale: PixelScale) -> MindSporeTrainStep:
         """Makes a network trainable: broadcasts its parameters and buffers from the first rank, sets up the optimizer.
 
-        On a mesh with an axis ``channel``, or to recompute blocks, the plan that ``strategy.plan`` names is followed
-        first.
+        On a mesh with an axis ``channel``, to split channels along ``data``, or to recompute blocks, the plan that
+        ``strategy.plan`` names is followed first.
 
         Raises:
             ModelError: If the ranks have built different networks, there is nothing to train, or it can't be split.
@@ -116,7 +118,7 @@ class MindSporeEngine:
             self._axis.broadcast(list(named.values()))
         if self._channel is not None:
             self._channel.broadcast(list(named.values()))
-        if self._channel is not None or execution_of(run).recompute:
+        if self._channel is not None or execution_of(run).recompute or self._exchanges_samples(run):
             self._follow_plan(network, run)
         if run.precision.compute != "float32":
             on_cpu = self._world is None or self._world.device == "cpu"
@@ -134,7 +136,13 @@ class MindSporeEngine:
         plan = load_plan(run.strategy.plan)
         plan = dataclasses.replace(plan, mesh=mesh, execution=plan.execution.over(execution_of(run)))
         num_samples = max(1, run.train.global_batch // (mesh.size("data") * run.strategy.accumulation))
-        parallelize(network, plan, axis=self._channel, num_samples=num_samples, own_loop=False)
+        axis = self._channel
+        if axis is None and self._exchanges_samples(run):
+            axis = SampleAxis(self._axis, native=self._world is not None and self._world.device != "cpu")
+        parallelize(network, plan, axis=axis, num_samples=num_samples, own_loop=False)
+
+    def _exchanges_samples(self, run: RunConfig) -> bool:
+        return self._axis.size > 1 and run.strategy.plan is not None and load_plan(run.strategy.plan).names(DATA)
 
     def load(self, reader: Reader, keys: Sequence[tuple[int, int, int]], *, num_workers: int) -> Iterator[Batch]:
         """Reads the micro-batches of ``keys`` in order through ``mindspore.dataset``, ahead of their use."""

@@ -68,7 +68,7 @@ class Recorded:
         if phase not in self._of_graph:
             primitives = _compiled(phase)
             self._check_alike(primitives)
-            self._of_graph[phase] = collectives_of(primitives)
+            self._of_graph[phase] = collectives_of(primitives, axis=self._axis.name if self._axis else CHANNEL)
         return self._of_graph[phase]
 
     def _check_alike(self, primitives: Sequence[Primitive]) -> None:
@@ -84,8 +84,16 @@ class Recorded:
             )
 
 
-def collectives_of(primitives: Sequence[Primitive]) -> tuple[CollectiveCount, ...]:
-    """The collectives over the channel axis among the primitives of a graph, by what they stand for."""
+def collectives_of(primitives: Sequence[Primitive], *, axis: str = CHANNEL) -> tuple[CollectiveCount, ...]:
+    """The marked collectives among the primitives of a graph, by what they stand for.
+
+    Args:
+        primitives: Of the graph.
+        axis: The axis along which its network is split by channels.
+
+    Returns:
+        One entry per kind.
+    """
     sums: dict[str, tuple[int, int]] = {}
     for primitive in primitives:
         kind = primitive.attributes.get(KIND)
@@ -95,7 +103,7 @@ def collectives_of(primitives: Sequence[Primitive]) -> tuple[CollectiveCount, ..
             meant = num_bytes * primitive.attributes[OWN] // primitive.attributes[ALL]
             sums[kind] = number + 1, total + meant
     return tuple(
-        CollectiveCount("activations", kind, number, num_bytes, axis=CHANNEL)
+        CollectiveCount("activations", kind, number, num_bytes, axis=axis)
         for kind, (number, num_bytes) in sorted(sums.items())
     )
 

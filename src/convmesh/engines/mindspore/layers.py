@@ -14,8 +14,10 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from convmesh.engines.mindspore.channel_axis import ChannelAxis, Gather, ReduceScatter, Spread, hide
 from convmesh.engines.mindspore.redistribution import redistribution
+from convmesh.engines.mindspore.sample_axis import SampleAxis, sample_ways
 from convmesh.graph import Node
 from convmesh.plan import Resolved
+from convmesh.plan.placement import Change
 
 
 class ShardedWeighted(nn.Cell):
@@ -41,7 +43,8 @@ class ShardedWeighted(nn.Cell):
         num_dims = len(node.shape)
         learns = bool(weight.requires_grad)
         operator = operator_of(node, weight, groups=_local_groups(node, resolved, axis))
-        self.gathers_again = resolved.before.kind == "gather_sum" and not resolved.keep_input
+        gathers = resolved.before.kind in ("gather_sum", "gather_samples")
+        self.gathers_again = gathers and not resolved.keep_input
         before: nn.Cell = redistribution(resolved.before, axis)
         if self.gathers_again:
             before = GatheredAgain(operator, resolved, axis, learns=learns)
@@ -95,15 +98,7 @@ class GatheredAgain(nn.Cell):
 
     def __init__(self, operator: nn.Cell, resolved: Resolved, axis: ChannelAxis, *, learns: bool) -> None:
         super().__init__(auto_prefix=False)
-        lists = resolved.before.source
-        again = Gather(axis, lists) if learns else Spread(axis, lists)
-        hide(
-            self,
-            operator=operator,
-            gather=Gather(axis, lists),
-            again=again,
-            scatter=ReduceScatter(axis, lists),
-        )
+        hide(self, operator=operator, **_gathering(resolved.before, axis, learns=learns))
         self.learns = learns
         self.differentiate = ops.GradOperation(get_all=True, sens_param=True)
         self.depend = ops.Depend()
@@ -140,6 +135,19 @@ class GatheredAgain(nn.Cell):
             # it. And all ranks gather before they scatter.
             of_whole = self.depend(of_whole, of_weight)
         return self.scatter(of_whole), of_weight
+
+
+def _gathering(change: Change, axis: ChannelAxis, *, learns: bool) -> dict[str, nn.Cell]:
+    """How an input is gathered, gathered again, and its gradient scattered."""
+    if isinstance(axis, SampleAxis) and change.kind == "gather_samples":
+        (gather, scatter), (again, _) = (sample_ways(change.kind, (), axis) for _ in range(2))
+        return {"gather": gather, "again": again, "scatter": scatter}
+    lists = change.source
+    return {
+        "gather": Gather(axis, lists),
+        "again": Gather(axis, lists) if learns else Spread(axis, lists),
+        "scatter": ReduceScatter(axis, lists),
+    }
 
 
 class Convolution(nn.Cell):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mindspore import Tensor, nn, ops
 
 from convmesh.engines.mindspore.channel_axis import ChannelAxis, Own, hide
+from convmesh.engines.mindspore.sample_axis import Exchanged, OfSamples, SampleAxis
 from convmesh.graph import Node
 from convmesh.plan.placement import Shard
 
@@ -44,6 +45,40 @@ class ShardedDropout(nn.Cell):
         ones = self.fill(x.dtype, (x.shape[0], self.num_whole, *self.pixels), 1.0)
         factors, _ = self.dropout(ones)
         return x * self.stop(self.own(factors))
+
+
+class ExchangedDropout(OfSamples):
+    """Dropout of own channels of the samples of all ranks of the data axis.
+
+    Every rank draws for its own samples, as one device does, and masks are exchanged for those of own channels.
+
+    Args:
+        cell: The layer for all channels, whose generator goes on.
+        placement: Where its channels are.
+        axis: The data axis.
+        node: The operator.
+    """
+
+    def __init__(self, cell: nn.Cell, placement: Shard, axis: SampleAxis, node: Node) -> None:
+        super().__init__(axis)
+        self.dropout = next(getattr(cell, name) for name in _DROPPING if hasattr(cell, name))
+        self.drops = float(node.attributes["p"]) > 0
+        pixels = (1,) * len(node.shape[2:]) if node.attributes["whole_channels"] else tuple(node.shape[2:])
+        self.mask_shape = (sum(map(len, placement.lists)), *pixels)
+        self.num_own = 1
+        self.fill = ops.Fill()
+        hide(self, exchange=Exchanged(axis, placement.lists))
+
+    def expect(self, num_own: int, capacity: int) -> None:
+        """See `SampleAxis.expect`."""
+        self.num_own = num_own
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Drops elements in training; (all samples, own channels, ...)."""
+        if not self.training or not self.drops:
+            return x
+        factors, _ = self.dropout(self.fill(x.dtype, (self.num_own, *self.mask_shape), 1.0))
+        return x * self.exchange(factors)
 
 
 def narrow_norm(cell: nn.Cell, placement: Shard, axis: ChannelAxis) -> None:

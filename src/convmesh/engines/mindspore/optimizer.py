@@ -6,7 +6,7 @@ One graph finds the norm, which tells whether a gradient is not finite; the host
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import mindspore as ms
 import numpy as np
@@ -34,7 +34,8 @@ class Optimizer:
         config: The optimizer.
         axis: The data axis.
         shard: Whether each rank keeps only its part of the state.
-        buckets: The bucket of each parameter, in which updated values travel.
+        buckets: The bucket of each parameter but ``parts``, in which updated values travel.
+        parts: Names of parameters of which every rank of the data axis has another part: each updates its own.
         half_square: Of a network split along channels, how the norm of its gradients is found.
     """
 
@@ -47,14 +48,20 @@ class Optimizer:
         shard: bool,
         buckets: tuple[int, ...],
         half_square: HalfSquare | None = None,
+        parts: Collection[str] = (),
     ) -> None:
         self._parameters = dict(parameters)
         self._config = config
         self._axis = axis
-        self.is_sharded = shard and axis.size > 1
+        self._common = [place for place, name in enumerate(parameters) if name not in parts]
+        self.is_sharded = shard and axis.size > 1 and bool(self._common)
         counts = [parameter.size for parameter in parameters.values()]
-        position, size = (axis.position, axis.size) if self.is_sharded else (0, 1)
-        self._intervals = own_intervals(counts, position=position, size=size)
+        intervals = [Interval(0, count) for count in counts]
+        if self.is_sharded:
+            of_common = own_intervals([counts[place] for place in self._common], position=axis.position, size=axis.size)
+            for place, interval in zip(self._common, of_common, strict=True):
+                intervals[place] = interval
+        self._intervals = tuple(intervals)
         self._slots = {
             slot: [
                 Parameter(Tensor(np.zeros(self._slot_shape(p, i), np.float32)), f"{slot}.{p.name}", requires_grad=False)
@@ -98,7 +105,11 @@ class Optimizer:
         update = self._update(divides=divisor != 1.0)
         if self.is_sharded:
             # Every rank contributes its part within zeros.
-            self._put(*self._sum(update(*coefficients, as_scalar(0.0), *gradients)))
+            values = list(update(*coefficients, as_scalar(0.0), *gradients))
+            sums = self._sum([values[place] for place in self._common])
+            for place, value in zip(self._common, sums, strict=True):
+                values[place] = value
+            self._put(*values)
         else:
             update(*coefficients, *gradients)
         return False, norm
@@ -150,10 +161,13 @@ class Optimizer:
         return (max(interval.size, 1),) if self.is_sharded else tuple(parameter.shape)
 
     def _gather(self, own: list[np.ndarray]) -> list[np.ndarray]:
-        return [
-            _gather_whole(part, interval=interval, count=parameter.size, axis=self._axis)
-            for part, interval, parameter in zip(own, self._intervals, self._parameters.values(), strict=True)
-        ]
+        found = list(own)
+        counts = [parameter.size for parameter in self._parameters.values()]
+        for place in self._common:
+            found[place] = _gather_whole(
+                own[place], interval=self._intervals[place], count=counts[place], axis=self._axis
+            )
+        return found
 
 
 class _Norm(nn.Cell):

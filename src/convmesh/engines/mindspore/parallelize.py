@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
@@ -18,12 +17,13 @@ from convmesh.engines.mindspore.channel_axis import ChannelAxis, channel_axis, h
 from convmesh.engines.mindspore.channel_split import ChannelSplit, note_split, split_of
 from convmesh.engines.mindspore.collectives import DataAxis, data_axis
 from convmesh.engines.mindspore.layers import ShardedWeighted
-from convmesh.engines.mindspore.layers_local import DROPOUTS, ShardedDropout, narrow_norm
+from convmesh.engines.mindspore.layers_local import DROPOUTS, ExchangedDropout, ShardedDropout, narrow_norm
 from convmesh.engines.mindspore.own_loop import Reduction, own_world
 from convmesh.engines.mindspore.recompute import recompute
 from convmesh.engines.mindspore.recompute import refusals as refused_blocks
 from convmesh.engines.mindspore.redistribution import redistribution
 from convmesh.engines.mindspore.regroup import regrouped_of, replace_cell, zeros_keeper
+from convmesh.engines.mindspore.sample_axis import SampleAxis
 from convmesh.engines.mindspore.state import export_network, named_parameters
 from convmesh.engines.mindspore.trace import trace
 from convmesh.errors import ConfigError, ConvMeshError, ModelError, raise_all
@@ -32,7 +32,7 @@ from convmesh.plan import Plan, Resolved, ResolvedPlan, resolve
 from convmesh.plan.network import plan_mismatches
 from convmesh.plan.placement import ParameterShard, Shard
 from convmesh.plan.regrouping import RegroupedLayer
-from convmesh.plan.weighted import WEIGHTED
+from convmesh.plan.weighted import UNSPLIT, WEIGHTED
 
 
 def parallelize(
@@ -43,12 +43,13 @@ def parallelize(
     num_samples: int = 2,
     own_loop: bool = True,
 ) -> nn.Cell:
-    """Splits a network along the axis ``channel`` and recomputes the blocks of its plan; ranks call it with equal ones.
+    """Splits a network by channels and recomputes the blocks of its plan; ranks call it with equal networks.
 
     Args:
         network: Changed in place; its parameters and buffers are equal on all ranks.
         plan: The plan; it must note the network that it was made for.
-        axis: The channel axis, or None; not used in a loop of one's own.
+        axis: The channel axis, or None; for a plan that splits channels along the data axis, a `SampleAxis`. A loop of
+            one's own leaves it out.
         num_samples: Samples with which the network is read; any number that it takes.
         own_loop: Whether the axes are made from the plan's mesh, for a loop of one's own.
 
@@ -68,12 +69,18 @@ def parallelize(
     raise_all(plan_mismatches(plan, graph, mesh=plan.mesh))
     resolved = resolve(graph, plan)
     raise_all(refusals(network, resolved))
+    if resolved.region is not None and not isinstance(axis, SampleAxis):
+        raise ConfigError(
+            "on MindSpore channels are split along the axis 'data' by convmesh train only: graphs know the numbers of "
+            "samples, and a loop of one's own would have to tell them",
+            fix="Use convmesh train, PyTorch, or the axis 'channel'",
+        )
     if own_loop:
         world = own_world(plan.mesh)
         hide(network, **{_DATA_AXIS: data_axis(world)})
         axis = channel_axis(world)
     if axis is not None:
-        apply(network, resolved, axis)
+        apply(network, resolved.region or resolved, axis)
     if resolved.recomputed:
         recompute(network, resolved.recomputed)
         hide(network, **{_RECOMPUTED: True})
@@ -134,19 +141,20 @@ def refusals(network: nn.Cell, resolved: ResolvedPlan) -> list[ConvMeshError]:
     Returns:
         One error per cell.
     """
-    if resolved.region is not None:
+    if resolved.region is not None and resolved.num_ranks > 1:
         return [
             ConfigError(
-                "this version splits channels along the axis 'data' on PyTorch only",
-                got="mindspore",
-                fix="Use --engine torch, or split them along the axis 'channel'",
+                "on MindSpore channels are split along one axis, 'channel' or 'data'",
+                got=str(resolved.plan.mesh),
+                fix="Use --engine torch, or leave one of the axes out of the plan",
             )
         ]
     cells = dict(network.cells_and_names())
+    operators = (resolved.region or resolved).operators
     return [
         error
         for node in resolved.graph
-        for error in _refusals(node, resolved.operators[node.name], cells.get(node.module, network))
+        for error in _refusals(node, operators[node.name], cells.get(node.module, network))
     ] + refused_blocks(network, resolved.recomputed)
 
 
@@ -156,7 +164,7 @@ def apply(network: nn.Cell, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.Cel
     Args:
         network: Changed in place; ``refusals`` has found nothing.
         resolved: The plan, applied to the graph of this network.
-        axis: The channel axis.
+        axis: The axis that it tells of.
 
     Returns:
         The network.
@@ -165,14 +173,16 @@ def apply(network: nn.Cell, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.Cel
     shards = _cut_parameters(network, resolved, axis)
     for node in resolved.graph:
         entry = resolved.operators[node.name]
-        if node.kind in WEIGHTED and entry.split != "whole":
+        if node.kind in WEIGHTED and entry.split not in UNSPLIT:
             cell = ShardedWeighted(node, entry, axis, dict(cells[node.module]._params))
             _keep_zeros(cell, node, entry, regrouped_of(network), axis)
             replace_cell(cells, node.module, cell)
             continue
-        taken = _taken(entry)
+        taken = entry.taken
         if isinstance(taken, Shard):
-            if node.kind == "dropout":
+            if node.kind == "dropout" and isinstance(axis, SampleAxis):
+                replace_cell(cells, node.module, ExchangedDropout(cells[node.module], taken, axis, node))
+            elif node.kind == "dropout":
                 replace_cell(cells, node.module, ShardedDropout(cells[node.module], taken, axis, node))
             elif node.kind in ("batch_norm", "group_norm", "instance_norm"):
                 narrow_norm(cells[node.module], taken, axis)
@@ -184,17 +194,8 @@ def apply(network: nn.Cell, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.Cel
     return network
 
 
-def _taken(entry: Resolved) -> Any:
-    """Where an operator takes its input, if it works on own channels."""
-    if entry.split != "channels":
-        return None
-    if entry.after.kind == "none":
-        return entry.output
-    return Shard(entry.after.source) if entry.after.source else None
-
-
 def _refusals(node: Node, entry: Resolved, cell: nn.Cell) -> Iterator[ConvMeshError]:
-    if node.kind in WEIGHTED and entry.split != "whole":
+    if node.kind in WEIGHTED and entry.split not in UNSPLIT:
         own = {parameter.name.rpartition(".")[2] for parameter in node.parameters}
         surplus = sorted({name.partition(".")[0] for name in _names_below(cell)} - own)
         if surplus:

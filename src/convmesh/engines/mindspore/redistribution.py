@@ -11,6 +11,7 @@ from functools import partial
 from mindspore import Tensor, nn
 
 from convmesh.engines.mindspore.channel_axis import ChannelAxis, Gather, Keep, Own, ReduceScatter, Sum, hide
+from convmesh.engines.mindspore.sample_axis import SampleAxis, sample_ways
 from convmesh.plan.placement import Change
 
 
@@ -27,6 +28,8 @@ def redistribution(change: Change, axis: ChannelAxis) -> nn.Cell:
     if change.kind == "none":
         return Keep()
     source, target = change.source, change.target
+    if isinstance(axis, SampleAxis) and change.kind.endswith(("_samples", "to_channels")):
+        return Redistribution(*sample_ways(change.kind, source or target, axis))
     gather, own, scatter = partial(Gather, axis), partial(Own, axis), partial(ReduceScatter, axis)
     ways: dict[str, Callable[[], tuple[nn.Cell, nn.Cell]]] = {
         "copy": lambda: (Keep(), Sum(axis)),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from convmesh.config.schema import RunConfig
 from convmesh.engines.contract import Arrays, Batch, CollectiveCount, EvalSums, PixelScale, TrainState, UpdateResult
+from convmesh.engines.filling import filled
 from convmesh.engines.mindspore.average import WeightAverage
 from convmesh.engines.mindspore.buffers import Buffers
 from convmesh.engines.mindspore.channel_split import ChannelSplit, Equalizer, HalfSquare, split_of
@@ -20,6 +22,7 @@ from convmesh.engines.mindspore.objective import Evaluation, Loss
 from convmesh.engines.mindspore.optimizer import Optimizer
 from convmesh.engines.mindspore.partition import NORM_BYTES, plan_buckets
 from convmesh.engines.mindspore.regroup import regrouped_of
+from convmesh.engines.mindspore.sample_axis import SampleAxis
 from convmesh.engines.mindspore.state import (
     export_parameters,
     find_misfits,
@@ -29,7 +32,6 @@ from convmesh.engines.mindspore.state import (
     shapes_of,
 )
 from convmesh.errors import CheckpointError, DataError, ModelError
-from convmesh.plan import CHANNEL
 from convmesh.profiling.recorder import RECORDER
 
 DTYPES = {"float32": ms.float32, "float16": ms.float16, "bfloat16": ms.bfloat16}
@@ -68,6 +70,9 @@ class MindSporeTrainStep:
         self.on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None
         if self._split is not None and self._split.replicas_may_differ:
             self._equalizer = Equalizer(self._trained, self._split)
+        self._samples = self._split.axis if self._split and isinstance(self._split.axis, SampleAxis) else None
+        parts = {name for name in self._trained if self._split is not None and self._split.is_of_data(name)}
+        self._summed = [place for place, name in enumerate(self._trained) if name not in parts]
         buckets = self._plan_buckets()
         self._optimizer = Optimizer(
             self._trained,
@@ -76,6 +81,7 @@ class MindSporeTrainStep:
             shard=run.strategy.optimizer_sharding,
             buckets=buckets,
             half_square=_half_square(self._trained, self._split),
+            parts=parts,
         )
         self._buffers = Buffers(_buffers(self._named), axis=axis)
         decay = run.train.weight_average
@@ -99,17 +105,18 @@ class MindSporeTrainStep:
         """Runs one update; see `convmesh.engines.contract.TrainStep.update`.
 
         Gradients of several micro-batches are added up on this rank. A rank without samples computes nothing and takes
-        part in the sums with zeros. A skipped update leaves parameters, optimizer, average and buffers as they were.
+        part in the sums with zeros; where ranks exchange samples, it computes along and leaves no trace. A skipped
+        update leaves parameters, optimizer, average and buffers as they were.
         """
+        if self._samples is not None:
+            micro_batches = filled(micro_batches, run=self._run, num_shards=self._axis.size, global_count=global_count)
         batches = [self._checked(batch) for batch in micro_batches]
         self._use_average(False)
         self._set_mode(training=True)
         self._buffers.remember()
         with RECORDER.span("compute", "forward and backward"):
             loss_sum, gradients = self._differentiate(batches, factor=as_scalar(loss_scale / global_count))
-        if self._axis.size > 1:
-            with RECORDER.span("communication", "all-reduce gradients", axis="data", num_bytes=self._gradient_bytes):
-                gradients = self._sum(gradients)
+        gradients = self._sum_over_data(gradients)
         if self._equalizer is not None:
             gradients = self._equalizer(gradients)
         if self.on_gradients is not None:
@@ -134,6 +141,7 @@ class MindSporeTrainStep:
         batch = self._checked(batch)
         self._use_average(True)
         self._set_mode(training=False)
+        self._expect(batch)
         loss_sum, num_correct, num_samples = self._evaluation(*_inputs(batch))
         return EvalSums(
             loss_sum=float(loss_sum.asnumpy()),
@@ -191,9 +199,10 @@ class MindSporeTrainStep:
         self._num_updates = state.num_updates
 
     def local_tensors(self) -> Arrays:
-        """This rank's copy of every parameter and buffer."""
+        """This rank's copy of every parameter and buffer that the data axis has alike."""
         self._use_average(False)
-        return export_parameters(self._named)
+        tensors, split = export_parameters(self._named), self._split
+        return {name: tensor for name, tensor in tensors.items() if split is None or not split.is_of_data(name)}
 
     def collectives(self) -> tuple[CollectiveCount, ...]:
         """What the last update communicated."""
@@ -218,11 +227,13 @@ class MindSporeTrainStep:
     @property
     def _gradient_bytes(self) -> int:
         width = 4 if self._reduction == ms.float32 else 2
-        return width * sum(parameter.size for parameter in self._trained.values())
+        trained = list(self._trained.values())
+        return width * sum(trained[place].size for place in self._summed)
 
     def _plan_buckets(self) -> tuple[int, ...]:
         width = 4 if self._reduction == ms.float32 else 2
-        sizes = [parameter.size * width for parameter in self._trained.values()]
+        trained = list(self._trained.values())
+        sizes = [trained[place].size * width for place in self._summed]
         return plan_buckets(sizes, bucket_bytes=self._run.strategy.bucket_bytes)
 
     def _checked(self, batch: Batch) -> MindSporeBatch:
@@ -238,20 +249,50 @@ class MindSporeTrainStep:
 
     def _differentiate(self, batches: Sequence[MindSporeBatch], *, factor: Tensor) -> tuple[float, Sequence[Tensor]]:
         """The loss of this rank and its gradients, over all micro-batches that have samples."""
-        batches = [batch for batch in batches if batch.num_real > 0]
+        if self._samples is None:
+            batches = [batch for batch in batches if batch.num_real > 0]
         if not batches:
             return 0.0, [ops.zeros_like(parameter) for parameter in self._trained.values()]
         if len(batches) == 1:
-            loss, scores_NK, *gradients = self._backward(*_inputs(batches[0]), factor)
+            with self._without_trace(batches[0]):
+                loss, scores_NK, *gradients = self._backward(*_inputs(batches[0]), factor)
             self._tell_scores(scores_NK)
             return float(loss.asnumpy()), gradients
         accumulate, take = self._accumulators()
         loss_sum = 0.0
         for batch in batches:
-            loss, scores_NK = accumulate(*_inputs(batch), factor)
+            with self._without_trace(batch):
+                loss, scores_NK = accumulate(*_inputs(batch), factor)
             loss_sum += float(loss.asnumpy())
             self._tell_scores(scores_NK)
         return loss_sum, take(as_scalar(0.0))
+
+    def _expect(self, batch: MindSporeBatch) -> None:
+        """Tells a network that exchanges samples how many there are."""
+        if self._samples is not None:
+            num_own = batch.images_NHWC.shape[0]
+            full = self._run.train.global_batch // (self._axis.size * self._run.strategy.accumulation)
+            self._samples.expect(num_own, capacity=max(num_own, full))
+
+    @contextlib.contextmanager
+    def _without_trace(self, batch: MindSporeBatch) -> Iterator[None]:
+        """Runs a micro-batch, of which fillers change no statistics."""
+        self._expect(batch)
+        buffers = {name: entry for name, entry in self._named.items() if not entry.requires_grad}
+        kept = export_parameters(buffers) if batch.num_real == 0 else {}
+        yield
+        if kept:
+            import_parameters(buffers, kept)
+
+    def _sum_over_data(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self._axis.size == 1 or not self._summed:
+            return gradients
+        found = list(gradients)
+        with RECORDER.span("communication", "all-reduce gradients", axis="data", num_bytes=self._gradient_bytes):
+            sums = self._sum([found[place] for place in self._summed])
+        for place, gradient in zip(self._summed, sums, strict=True):
+            found[place] = gradient
+        return found
 
     def _tell_scores(self, scores_NK: Tensor) -> None:
         if self.on_scores is not None:
@@ -279,8 +320,9 @@ class MindSporeTrainStep:
 
     def _count(self, *, applied: bool) -> tuple[CollectiveCount, ...]:
         counts = []
-        num_elements = sum(parameter.size for parameter in self._trained.values())
-        if self._axis.size > 1:
+        trained = list(self._trained.values())
+        num_elements = sum(trained[place].size for place in self._summed)
+        if self._axis.size > 1 and self._summed:
             counts.append(CollectiveCount("gradients", "all-reduce", self._sum.num_buckets, self._gradient_bytes))
         if applied and self._optimizer.is_sharded:
             counts.append(CollectiveCount("parameters", "all-reduce", self._sum.num_buckets, 4 * num_elements))
@@ -293,7 +335,7 @@ class MindSporeTrainStep:
             counts += added([count for graph in graphs for count in graph.take_counts()])
             if self._equalizer is not None:
                 counts.append(self._equalizer.count())
-            counts.append(CollectiveCount("norm", "all-reduce", 1, NORM_BYTES, axis=CHANNEL))
+            counts.append(CollectiveCount("norm", "all-reduce", 1, NORM_BYTES, axis=self._split.axis.name))
         return tuple(counts)
 
 

@@ -14,6 +14,7 @@ from mindspore import Parameter, Tensor, nn
 
 from convmesh.config.schema import RunConfig
 from convmesh.engines.contract import Arrays, Batch, Exercise, Observation, PixelScale
+from convmesh.engines.mindspore.channel_split import split_of
 from convmesh.engines.mindspore.collectives import DataAxis, as_scalar
 from convmesh.engines.mindspore.engine import MindSporeEngine
 from convmesh.engines.mindspore.gradients import Backward
@@ -205,6 +206,7 @@ class _Notes:
 
     def __init__(self, network: nn.Cell) -> None:
         self._named = named_parameters(network)
+        self._split = split_of(network)
         self._outputs: list[np.ndarray] = []
         self.losses: list[float] = []
         self.gradients: Arrays = {}
@@ -221,6 +223,7 @@ class _Notes:
     def observation(self, gradients: Arrays, state: Arrays, **facts: Any) -> Observation:
         """All that was noted."""
         trained = {name: parameter for name, parameter in self._named.items() if parameter.requires_grad}
+        parts = {name for name in trained if self._split is not None and self._split.is_of_data(name)}
         return Observation(
             losses=tuple(self.losses),
             outputs=tuple(self._outputs),
@@ -228,7 +231,7 @@ class _Notes:
             parameters={name: array for name, array in state.items() if name in trained},
             buffers={name: array for name, array in state.items() if name not in trained},
             saved_bytes=None,
-            parameter_bytes=tuple(parameter.nbytes for parameter in trained.values()),
+            parameter_bytes=tuple(parameter.nbytes for name, parameter in trained.items() if name not in parts),
             buffer_bytes=sum(parameter.nbytes for name, parameter in self._named.items() if name not in trained),
             **facts,
         )
