@@ -48,6 +48,7 @@ def run_head(rank_pool: Pools, tmp_path: Path) -> Callable[..., list[dict[str, A
     return run
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("size", "head", "parts"),
     [
@@ -74,6 +75,7 @@ def test_a_head_split_along_data_equals_one_device(
         assert sent == cases.head_told("head-norm", {"data": size}, head, num_samples=16 // size)
 
 
+@pytest.mark.timeout(300)
 def test_an_overflow_skips_everywhere_and_a_state_goes_on_without_the_split(run_head: Callable[..., Any]) -> None:
     answers = run_head(
         2, OUT, name="head", precision={"compute": "float16"}, infinite_on=1, loss_scale=1024.0,
