@@ -33,7 +33,6 @@ from tests.multiprocess.mindspore_cases import GLOBAL_BATCH, SCALE, micro_batche
 from tests.networks_mindspore import NETWORKS
 
 FULL = (GLOBAL_BATCH,) * 3
-TENSORS = (ms.Tensor, ms.Parameter)
 
 _engines: dict[str, MindSporeEngine] = {}
 
@@ -215,7 +214,9 @@ def train(
     """Trains for ``len(counts)`` updates; ``parts`` are sections of the run, with the plan's path in ``strategy``."""
     engine, placed = on_mesh(world, sizes)
     run = run_config(**parts)
-    known = live_tensors(TENSORS) if watches else []
+    # A parameter's class is one that MindSpore makes as it runs.
+    kinds = (ms.Tensor, type(ms.Parameter(ms.Tensor(0.0))))
+    known = live_tensors(kinds) if watches else []
     network, scale = network_of(name), SCALE
     regrouping = ChannelRegrouping.of(3, **regroup) if regroup is not None else None
     if regrouping is not None:
@@ -226,7 +227,7 @@ def train(
         step.import_state(start)
     losses, norms, overflows, states, alive = [], [], [], [], set()
     if watches:
-        step.on_gradients = lambda _: alive.update(whole_alive(step, TENSORS, known=known))
+        step.on_gradients = lambda _: alive.update(whole_alive(step, kinds, known=known))
     for update, count in enumerate(counts, start=first_update):
         batches = batches_of(update, count, placed.mesh.size("data"), placed.shard, run.strategy.accumulation)
         if regrouping is not None:
@@ -244,7 +245,7 @@ def train(
         losses.append(sum(of_rank[rank] for rank in placed.mesh.groups("data")[0]) / count)
         norms.append(result.gradient_norm)
         overflows.append(result.overflow)
-        alive.update(whole_alive(step, TENSORS, known=known) if watches else ())
+        alive.update(whole_alive(step, kinds, known=known) if watches else ())
         states.append(step.export_state())
     check_sync(step.local_tensors(), all_gather=engine.all_gather, groups=placed.mesh.groups("data"))
     check_replicas(step, placed, engine)
