@@ -23,7 +23,7 @@ from convmesh.engines.mindspore.verification import OneDevice
 from convmesh.geometry import ChannelRegrouping
 from convmesh.mesh import Mesh
 from convmesh.models.mindspore import build
-from convmesh.plan import Choice, Entry, Plan, resolve
+from convmesh.plan import Choice, Entry, Execution, Plan, resolve
 from convmesh.plan.by_rule import plan_by_rule
 from convmesh.plan.collectives import channel_collectives
 from convmesh.plan.network import network_facts
@@ -147,15 +147,47 @@ def head_told(name: str, sizes: Mapping[str, int], head: Mapping[str, Any], num_
     return {entry.kind: (entry.number, entry.num_bytes) for entry in found}
 
 
+class Residual(nn.Cell):
+    """A residual block with batch norm and dropout."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, width, 3, pad_mode="pad", padding=1)
+        self.bn1, self.bn2 = nn.BatchNorm2d(width, momentum=0.9), nn.BatchNorm2d(width, momentum=0.9)
+        self.drop = nn.Dropout(p=dropout)
+        self.conv2 = nn.Conv2d(width, width, 3, pad_mode="pad", padding=1, has_bias=True)
+        self.relu = nn.ReLU()
+
+    def construct(self, x: Tensor) -> Tensor:
+        y = self.drop(self.relu(self.bn1(self.conv1(x))))
+        return self.relu(x + self.bn2(self.conv2(y)))
+
+
+class Residuals(nn.Cell):
+    """A stem and two residual blocks."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, pad_mode="pad", padding=1, has_bias=True)
+        self.blocks = nn.SequentialCell(Residual(8, dropout), Residual(8, dropout))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten()
+        self.fc = nn.Dense(8, 10)
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.fc(self.flatten(self.avgpool(self.blocks(self.stem(x)))))
+
+
 def network_of(name: str) -> nn.Cell:
     """A network with equal initial weights wherever it is built."""
     ms.set_seed(1)
     if name.startswith("head"):
         return DenseHead(norm=name == "head-norm")
-    if name == "stem":
-        return Stem()
-    if name in ("slopes", "drops"):
-        return Slopes() if name == "slopes" else Drops()
+    if name.startswith("residuals"):
+        return Residuals(dropout=0.3 if name == "residuals-dropout" else 0.0)
+    own = {"stem": Stem, "slopes": Slopes, "drops": Drops}
+    if name in own:
+        return own[name]()
     if name in NETWORKS:
         return NETWORKS[name]()
     if name == "resnet18":
@@ -189,9 +221,12 @@ def plan_for(
     return dataclasses.replace(plan, entries=(*plan.entries, *entries))
 
 
-def told_for(name: str, sizes: Mapping[str, int], num_samples: int, num_micro_batches: int) -> Any:
+def told_for(
+    name: str, sizes: Mapping[str, int], num_samples: int, num_micro_batches: int, recompute: Sequence[str] = ()
+) -> Any:
     """What an update of ``plan_for`` communicates over the channel axis, without the norm; on rank 0."""
-    resolved = resolve(trace(network_of(name), (num_samples, 3, 12, 12)), plan_for(name, sizes))
+    plan = dataclasses.replace(plan_for(name, sizes), execution=Execution(recompute=tuple(recompute)))
+    resolved = resolve(trace(network_of(name), (num_samples, 3, 12, 12)), plan)
     found = channel_collectives(resolved, position=0, num_micro_batches=num_micro_batches)
     return {entry.kind: (entry.number, entry.num_bytes) for entry in found}
 

@@ -81,6 +81,36 @@ def test_networks_equal_one_device(run_split: Callable[..., Any], name: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("sizes", "name", "strategy"),
+    [
+        (TWO, "residuals-dropout", {"accumulation": 2}),
+        # With two shards of the data the masks of one device are others, so this one drops nothing.
+        (FOUR, "residuals", {"optimizer_sharding": True}),
+    ],
+    ids=["dropout", "two-axes"],
+)
+def test_recomputed_blocks_equal_one_device(
+    run_split: Callable[..., Any], sizes: Mapping[str, int], name: str, strategy: Mapping[str, Any]
+) -> None:
+    strategy = {**strategy, "recompute": ["*"]}
+    parts: dict[str, Any] = {"counts": (16,) * 2, "optimizer": {"learning_rate": 0.01}, "strategy": strategy}
+    losses, expected = cases.train_alone(name=name, num_shards=sizes["data"], **parts)
+    answers = run_split(sizes, name, **parts)
+    for answer in answers:
+        np.testing.assert_allclose(answer["losses"], losses, rtol=1e-5)
+        assert difference(answer["states"][-1].network, expected) < (1e-4, "")
+    sent = {
+        count.kind: (count.number, count.num_bytes)
+        for count in answers[0]["collectives"]
+        if count.axis == "channel" and count.purpose == "activations"
+    }
+    accumulation = strategy.get("accumulation", 1)
+    assert sent == cases.told_for(
+        name, sizes, num_samples=16 // sizes["data"] // accumulation, num_micro_batches=accumulation, recompute=["*"]
+    )
+
+
+@pytest.mark.parametrize(
     "parts",
     [
         {},

@@ -94,12 +94,6 @@ def _strategy(run: RunConfig, mesh: Mesh) -> Iterator[ConvMeshError]:
             got=f"{batch} samples over {mesh.size('data')} ranks x {run.strategy.accumulation} micro-batches",
             fix=f"Set 'train.global_batch: {nearest}'",
         )
-    if run.strategy.recompute not in {"none", ()} and run.engine == "mindspore" and mesh.size("channel") > 1:
-        yield ConfigError(
-            "this version can't recompute blocks of a network that MindSpore splits along channels",
-            got=str(mesh),
-            fix="Set 'strategy.recompute: none', or use --engine torch",
-        )
     if run.strategy.optimizer_sharding and mesh.size("data") == 1:
         yield ConfigError(
             "strategy.optimizer_sharding needs more than one rank on the data axis",
