@@ -18,6 +18,7 @@ Legend: N samples, C channels.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ from convmesh.engines.shared_exchange import SharedExchange
 from convmesh.errors import ModelError
 from convmesh.plan import CHANNEL
 from convmesh.plan.partitions import Lists
+
+_NUMBER = "convmesh_number"
 
 
 class ChannelAxis(DataAxis):
@@ -72,6 +75,7 @@ class ChannelAxis(DataAxis):
         self.native = native
         self.exchange = exchange
         self.gathers = native or group is None
+        self._numbers = itertools.count()
 
     def __deepcopy__(self, memo: dict[int, object]) -> ChannelAxis:
         return self  # A copy of a network talks to the same ranks.
@@ -89,7 +93,8 @@ class ChannelAxis(DataAxis):
         """
         make = getattr(ops, operator)
         made = make() if self._group is None else make(group=self._group)
-        for name, value in ((KIND, kind), (OWN, share[0]), (ALL, share[1])):
+        # The compiler merges operators of one input if nothing tells them apart: fewer than the plan has told.
+        for name, value in ((KIND, kind), (OWN, share[0]), (ALL, share[1]), (_NUMBER, next(self._numbers))):
             made.add_prim_attr(name, value)
         return made
 
