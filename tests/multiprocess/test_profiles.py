@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from convmesh.data.fetch import fetch_digits
 from convmesh.engines import is_installed
 from convmesh.profiling.analysis import Analysis, analyse
 from convmesh.profiling.breakdown import break_down
@@ -34,11 +36,12 @@ ENGINES = [
 def test_a_slow_rank_a_slow_loader_and_a_slow_link_are_told_apart(engine: str, tmp_path: Path) -> None:
     if not is_installed(engine):
         pytest.skip(f"{engine} is not installed")
+    fetch_digits(tmp_path)
     (tmp_path / "run.yaml").write_text(CONFIG.format(engine=engine))
 
     said = _convmesh(
         "profile", tmp_path / "run.yaml", "--ranks", 2, "--warmup", START, "--steps", 3 * PHASE,
-        "--run-dir", tmp_path / "run", "--json",
+        "--run-dir", tmp_path / "run", "--json", data=tmp_path,
     )  # fmt: skip
 
     trace = load_trace(tmp_path / "run" / "profile")
@@ -79,8 +82,9 @@ def _gradient_transfer(analysis: Analysis) -> float:
     return next(row.transfer_seconds for row in analysis.collectives if "gradients" in row.name)
 
 
-def _convmesh(*arguments: object) -> str:
+def _convmesh(*arguments: object, data: Path) -> str:
     command = [sys.executable, "-m", "convmesh.cli.main", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    environment = {**os.environ, "CONVMESH_DATA": str(data)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -76,11 +76,12 @@ def train(
     start: TrainState | None = None,
     first_update: int = 0,
     seed_by_rank: bool = False,
+    dtype: str = "float32",
     **parts: dict[str, Any],
 ) -> dict[str, Any]:
     """Trains for ``len(counts)`` updates through the engine and returns everything that can be compared."""
     run = run_config(**parts)
-    network = new_network(1 + world.rank if seed_by_rank else 1, **(network_args or {}))
+    network = new_network(1 + world.rank if seed_by_rank else 1, **(network_args or {})).to(getattr(torch, dtype))
     step = engine.build_step(network, run, pixel_scale=SCALE)
     if start is not None:
         step.import_state(start)
@@ -153,7 +154,11 @@ def train_plainly(
 def train_plainly_with_norm(
     network: nn.Module, *, counts: Sequence[int], num_shards: int, accumulation: int
 ) -> tuple[list[float], Arrays]:
-    """One device that runs every shard's micro-batches from the same buffers and averages what each made of them."""
+    """One device that runs every shard's micro-batches from the same buffers and averages what each made of them.
+
+    In float64: two orders of the same sums may put a value of float32 on either side of a ReLU's kink.
+    """
+    network = network.double()
     optimizer = torch.optim.SGD(network.parameters(), lr=1.0, momentum=0.9, foreach=False)
     floating = {name: buffer for name, buffer in network.named_buffers() if buffer.is_floating_point()}
     losses = []
@@ -168,8 +173,8 @@ def train_plainly_with_norm(
             batches = micro_batches(update, count, num_shards=num_shards, shard=shard, accumulation=accumulation)
             num_real = sum(int(batch.weights_N.sum()) for batch in batches)
             for batch in batches if num_real else ():
-                x = torch.from_numpy(batch.images_NHWC).float() * torch.tensor(SCALE.factor_C)
-                x = (x + torch.tensor(SCALE.offset_C)).permute(0, 3, 1, 2)
+                x = torch.from_numpy(batch.images_NHWC).double() * torch.tensor(SCALE.factor_C, dtype=torch.float64)
+                x = (x + torch.tensor(SCALE.offset_C, dtype=torch.float64)).permute(0, 3, 1, 2)
                 loss = F.cross_entropy(network(x), torch.from_numpy(batch.labels_N).long(), reduction="sum") / count
                 loss.backward()
                 loss_sum += loss.item()

@@ -182,7 +182,14 @@ class MindSporeEngine:
             "processor": platform.processor() or platform.machine(),
         }
 
+    def _uses_already(self, device: str) -> bool:
+        """Whether MindSpore has computed on this device before: then it refuses to be told again."""
+        target = ms.get_context("device_target")
+        return device == "cpu" and target == "CPU" and bool(ms.hal.is_initialized("CPU"))
+
     def _select_device(self, world: World) -> None:
+        if self._uses_already(world.device):
+            return
         try:
             if world.device == "cpu":
                 ms.set_device("CPU")
