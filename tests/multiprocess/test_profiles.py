@@ -61,6 +61,28 @@ def test_a_slow_rank_a_slow_loader_and_a_slow_link_are_told_apart(engine: str, t
     assert slow > usual + 0.7 * SECONDS
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_engines_own_profiler_tells_operators_on_the_same_clock(engine: str, tmp_path: Path) -> None:
+    if not is_installed(engine):
+        pytest.skip(f"{engine} is not installed")
+    fetch_digits(tmp_path)
+    config = f"engine: {engine}\nmodel: {{name: cnn-small}}\ndata: {{source: digits, num_train: 200}}\n"
+    (tmp_path / "run.yaml").write_text(config + "train: {global_batch: 16}\n")
+
+    _convmesh(
+        "profile", tmp_path / "run.yaml", "--ranks", 2, "--warmup", 3, "--steps", 4, "--detail",
+        "--run-dir", tmp_path / "run", data=tmp_path,
+    )  # fmt: skip
+
+    analysis = analyse(load_trace(tmp_path / "run" / "profile"), one_clock=True)
+    names = {row.name for row in analysis.layers if row.kind == "compute"}
+    assert {"torch": "aten::conv2d", "mindspore": "conv1"}[engine] in names
+    assert analysis.breakdown.axes == ("data",)
+    # Operators lie within the steps that the recorder noted: otherwise the clocks would not be one.
+    assert analysis.breakdown.compute_RS.min() > 0
+    assert "all-reduce gradients" in {row.name for row in analysis.collectives}
+
+
 def _of_phase(folder: Path, phase: int) -> Analysis:
     """What a profile says of the end of a phase: a loader that reads ahead is slow only once that is used up."""
     trace = load_trace(folder / "run" / "profile")

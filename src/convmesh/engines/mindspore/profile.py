@@ -39,8 +39,9 @@ class MindSporeProfiler:
         }[self._device]
         self._profile = profile(
             activities=activities,
-            profiler_level=ProfilerLevel.Level1,  # The first one with communication.json.
             start_profile=False,
+            # The first level that writes communication.json; the argument has no public name.
+            experimental_config=ms.profiler._ExperimentalConfig(profiler_level=ProfilerLevel.Level1),
             on_trace_ready=tensorboard_trace_handler(str(self._folder)),
         )
         self._profile.start()
