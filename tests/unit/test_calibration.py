@@ -9,10 +9,13 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from convmesh.cli.main import app
 from convmesh.config import RunConfig
 from convmesh.config.schema import DataConfig, ModelConfig, TrainConfig
 from convmesh.engines.calibrating import CollectiveTimes, FixedMemory, Measurement, OperatorTimes, Overhead, Ranks
+from convmesh.errors import ConfigError
 from convmesh.graph import Edge, Graph, Node, Parameter, kinds
 from convmesh.mesh import Mesh
 from convmesh.planner.cluster_file import dump_cluster, parse_cluster
@@ -201,3 +204,11 @@ def test_measurements_and_tasks_survive_their_files(tmp_path: Path) -> None:
     assert (read.seconds, read.num_rounds) == (5.0, task.num_rounds)
     first = Graph.from_json(read.graphs[0])
     assert first.node("operator").kind == signatures_of(subject)[0].kind
+
+
+def test_a_file_that_can_not_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing" / "cluster.yaml"):
+        result = CliRunner().invoke(app, ["calibrate", "--output", str(path)])
+
+        assert isinstance(result.exception, ConfigError)
+        assert "can't be written" in str(result.exception)

@@ -90,6 +90,9 @@ def import_(
     """Read profiles that PyTorch or MindSpore have written, and report on them."""
     from convmesh.profiling.importing.find import import_profiles
     from convmesh.profiling.store import save_trace
+    from convmesh.report.profile_text import texts
+
+    texts(language)
 
     def say(path: Path) -> None:
         typer.echo(f"Reading {path}", err=True)
