@@ -66,8 +66,9 @@ def profile(  # noqa: PLR0913 - one parameter per option of the command
     window = window or ProfileConfig(start=5, steps=20)
     prepared = prepare(config, ranks=ranks, mesh=mesh, engine=engine, plan=plan, overrides=overrides)
     num_updates = window.start + window.steps
-    # One update more than is run, so that no epoch ends: its evaluation would be none of the profile's business.
-    epochs = num_updates // max(1, prepared.data.num_updates) + 1
+    # One update more than is run, so that no epoch ends: its evaluation would be none of the profile's business. Not
+    # fewer than the run has: its schedule may count on them.
+    epochs = max(prepared.run.train.epochs, num_updates // max(1, prepared.data.num_updates) + 1)
     settings = dataclasses.replace(
         prepared.run.train,
         profile=window,

@@ -16,8 +16,10 @@ from convmesh.report.balance import balance_grid, deviations, worst_classes
 from convmesh.report.charts import HEIGHT, WIDTH, Series, column_chart, line_chart, smooth, thin
 from convmesh.report.figures import StepTimes, slow_rank_sentence
 from convmesh.report.plots import save_class_balance
+from convmesh.report.profile_text import texts
 from convmesh.report.scales import fit_scale, format_number, log_ticks, nice_ticks
 
+WORDS = texts("en", "report")
 numbers = st.floats(min_value=-1e9, max_value=1e9)
 anything = st.floats(allow_nan=True, allow_infinity=True)
 
@@ -118,10 +120,10 @@ def test_stacked_columns_add_up() -> None:
 
 
 def test_only_waiting_for_data_names_a_rank() -> None:
-    assert "Rank 1 waits longest" in slow_rank_sentence([StepTimes(0.1, 0.0, 0.0), StepTimes(0.08, 0.0, 0.02)])
-    assert "No rank stands out" in slow_rank_sentence([StepTimes(0.1, 0.0, 0.001), StepTimes(0.2, 0.0, 0.001)])
-    assert "Rank 0 works longest" in slow_rank_sentence([StepTimes(0.1, 0.01, 0.0), StepTimes(0.05, 0.06, 0.0)])
-    assert slow_rank_sentence([StepTimes(0.1, 0.0, 0.5)]) == ""
+    assert "Rank 1 waits longest" in slow_rank_sentence([StepTimes(0.1, 0.0, 0.0), StepTimes(0.08, 0.0, 0.02)], WORDS)
+    assert "No rank stands out" in slow_rank_sentence([StepTimes(0.1, 0.0, 0.001), StepTimes(0.2, 0.0, 0.001)], WORDS)
+    assert "Rank 0 works longest" in slow_rank_sentence([StepTimes(0.1, 0.01, 0.0), StepTimes(0.05, 0.06, 0.0)], WORDS)
+    assert slow_rank_sentence([StepTimes(0.1, 0.0, 0.5)], WORDS) == ""
 
 
 @given(st.integers(1, 70), st.integers(1, 150), st.integers(0, 2**31))

@@ -10,9 +10,12 @@ import typer
 from typer.core import TyperGroup
 
 from convmesh.cli.check import RanksOption
+from convmesh.cli.report import LanguageOption as Language
+from convmesh.cli.report import LinksOption, read_cluster
 from convmesh.cli.train import ConfigArgument, EngineOption, MeshOption, PlanOption, SetOption
 
 if TYPE_CHECKING:
+    from convmesh.planner.cluster import Cluster
     from convmesh.profiling.analysis import Analysis
     from convmesh.profiling.events import Trace
 
@@ -31,7 +34,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Language = Annotated[str, typer.Option(metavar="en|zh", help="Language of the report.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 
 
@@ -50,6 +52,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     ] = False,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/profile-NAME-TIME].")] = None,
     language: Language = "en",
+    cluster: LinksOption = None,
     json_: Json = False,
 ) -> None:
     """Run a few updates and show where their time goes; the word 'run' may be left out."""
@@ -59,6 +62,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     from convmesh.training.profiling import FOLDER
 
     texts(language)
+    links = read_cluster(cluster)
     found = profile(
         config,
         window=ProfileConfig(start=warmup, steps=steps, detail=detail),
@@ -70,7 +74,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
         run_dir=run_dir,
         on_start=lambda folder: typer.echo(f"Run folder: {folder.root}", err=True),
     )
-    _write(found.analysis, found.run_dir / FOLDER, language=language, as_json=json_)
+    _write(found.analysis, found.run_dir / FOLDER, language=language, cluster=links, as_json=json_)
 
 
 @app.command("import")
@@ -85,6 +89,7 @@ def import_(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the profile and its report go.")],
     language: Language = "en",
+    cluster: LinksOption = None,
     json_: Json = False,
 ) -> None:
     """Read profiles that PyTorch or MindSpore have written, and report on them."""
@@ -93,44 +98,53 @@ def import_(
     from convmesh.report.profile_text import texts
 
     texts(language)
+    links = read_cluster(cluster)
 
     def say(path: Path) -> None:
         typer.echo(f"Reading {path}", err=True)
 
     trace = import_profiles(paths, on_file=say)
     save_trace(trace, output)
-    _report(trace, output, language=language, as_json=json_)
+    _report(trace, output, language=language, cluster=links, as_json=json_)
 
 
 @app.command("show")
 def show(
     folder: Annotated[Path, typer.Argument(help="A folder with a profile.json, or a run folder that has one.")],
     language: Language = "en",
+    cluster: LinksOption = None,
     json_: Json = False,
 ) -> None:
     """Report again on a profile that was captured or imported."""
-    from convmesh.profiling.store import INDEX_NAME, load_trace
+    from convmesh.profiling.store import load_trace
+    from convmesh.report.html import find_profile
+    from convmesh.report.profile_text import texts
 
-    inside = folder / "profile"
-    found = inside if not (folder / INDEX_NAME).exists() and inside.is_dir() else folder
-    _report(load_trace(found), found, language=language, as_json=json_)
+    texts(language)
+    links = read_cluster(cluster)
+    found = find_profile(folder) or folder
+    _report(load_trace(found), found, language=language, cluster=links, as_json=json_)
 
 
-def _report(trace: Trace, folder: Path, *, language: str, as_json: bool) -> None:
+def _report(trace: Trace, folder: Path, *, language: str, cluster: Cluster | None, as_json: bool) -> None:
     from convmesh.profiling.analysis import analyse
 
-    _write(analyse(trace), folder, language=language, as_json=as_json)
+    _write(analyse(trace), folder, language=language, cluster=cluster, as_json=as_json)
 
 
-def _write(analysis: Analysis, folder: Path, *, language: str, as_json: bool) -> None:
+def _write(analysis: Analysis, folder: Path, *, language: str, cluster: Cluster | None, as_json: bool) -> None:
     from rich.console import Console
 
+    from convmesh.report.achieved import achieved_json, against_cluster
     from convmesh.report.profile_page import write_profile_page
     from convmesh.report.profile_terminal import print_profile
 
-    page = write_profile_page(analysis, folder, language=language)
+    page = write_profile_page(analysis, folder, language=language, cluster=cluster)
     if as_json:
-        typer.echo(json.dumps(analysis.summary(), indent=2))
+        content = analysis.summary()
+        if cluster is not None:
+            content["collectives_by_cluster"] = achieved_json(against_cluster(analysis, cluster))
+        typer.echo(json.dumps(content, indent=2))
         return
-    print_profile(analysis, Console())
+    print_profile(analysis, Console(), language=language, cluster=cluster)
     typer.echo(f"Report: {page}")

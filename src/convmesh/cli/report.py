@@ -2,18 +2,62 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from convmesh.errors import RunFolderError
 
+if TYPE_CHECKING:
+    from convmesh.planner.cluster import Cluster
 
-def report(run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
-    """Write report.html of a run again, also of one that runs or was killed."""
+LanguageOption = Annotated[str, typer.Option(metavar="en|zh", help="Language of the report.")]
+LinksOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="FILE|PRESET",
+        help="Also tell what collectives reached of what this cluster file promises.",
+    ),
+]
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    language: LanguageOption = "en",
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="A profile of another run, as `convmesh profile` makes it [default: its own]."
+        ),
+    ] = None,
+    cluster: LinksOption = None,
+) -> None:
+    """Write report.html of a run again, also of one that runs or was killed, and sum it up."""
     if not (run_dir / "metrics.jsonl").exists():
         raise RunFolderError(f"{run_dir} is not the folder of a run", fix="Give a folder that holds a metrics.jsonl")
-    from convmesh.report.html import write_report
+    from rich.console import Console
 
-    typer.echo(f"Report: {write_report(run_dir)}")
+    from convmesh.report.html import read_report, write_report_of
+    from convmesh.report.profile_text import texts
+    from convmesh.report.run_terminal import print_report
+
+    texts(language)
+    links = read_cluster(cluster)
+    found = read_report(run_dir, profile_dir=profile)
+    page = write_report_of(found, language=language, cluster=links)
+    # Tables are wide: a file or pipe has room for them where a narrow terminal has not.
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    print_report(found, console, language=language, cluster=links)
+    typer.echo(f"\nReport: {page}")
+
+
+def read_cluster(name: str | None) -> Cluster | None:
+    """The cluster file or preset of an option; None if it was not given."""
+    if name is None:
+        return None
+    from convmesh.planner.cluster_file import load_cluster
+
+    return load_cluster(name)

@@ -112,6 +112,7 @@ def line_chart(
     log_base: int | None = 0,
     from_zero: bool = False,
     x_label: str = "update",
+    from_first: bool = False,
 ) -> LineChart | None:
     """Lays out a chart over updates.
 
@@ -122,6 +123,7 @@ def line_chart(
         log_base: 2 or 10 for a logarithmic y axis, 0 for a linear one, None to decide by the values.
         from_zero: Whether the y axis starts at zero.
         x_label: What the x axis counts.
+        from_first: Whether the x axis starts at the first point, not at zero.
 
     Returns:
         The chart, or None if there is no point to show.
@@ -129,7 +131,7 @@ def line_chart(
     points = [point for one in series for point in one.points]
     if not points:
         return None
-    x_scale = _update_scale([x for x, _ in points])
+    x_scale = _update_scale([x for x, _ in points], from_first=from_first)
     y_scale = fit_scale([y for _, y in points], start=_BOTTOM, end=_TOP, log_base=log_base, from_zero=from_zero)
     broken = {x_scale.position(x) for x, y in points if not math.isfinite(y)}
     return LineChart(
@@ -240,9 +242,10 @@ def thin(points: Sequence[Point], limit: int = _MAX_POINTS) -> list[Point]:
     return [points[index] for index in sorted(kept)]
 
 
-def _update_scale(xs: Sequence[float]) -> Scale:
+def _update_scale(xs: Sequence[float], *, from_first: bool) -> Scale:
     # All charts of a run start at update 0 and so stand above each other in step.
-    return Scale(0.0, max(1.0, *xs), _LEFT, _RIGHT)
+    first = min(xs) if from_first else 0.0
+    return Scale(first, max(first + 1.0, *xs), _LEFT, _RIGHT)
 
 
 def _draw(series: Series, x_scale: Scale, y_scale: Scale) -> DrawnLine:
@@ -271,7 +274,7 @@ def _hover(series: Series, x_scale: Scale, y_scale: Scale, x_label: str) -> list
         (
             x_scale.position(x),
             y_scale.position(y),
-            f"{series.label} {format_number(y)}{series.unit} at {x_label} {format_number(x)}",
+            f"{x_label} {format_number(x)}: {series.label} {format_number(y)}{series.unit}",
         )
         for x, y in thin(series.points, _HOVER_POINTS)
         if math.isfinite(y)

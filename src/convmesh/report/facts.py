@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +13,10 @@ from convmesh.report.scales import format_number
 from convmesh.units import format_bytes, format_seconds
 
 _ENGINE_TITLES = {"mindspore": "MindSpore", "torch": "PyTorch"}
-_STATUS_TEXTS = {"finished": "finished", "failed": "failed", "stopped": "stopped"}
+_STATUSES = ("finished", "failed", "stopped")
+
+Words = Mapping[str, str]
+"""Texts of a page by key, in the language of the page."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +28,17 @@ class Tile:
     detail: str = ""
 
 
-def title(run: RunData) -> str:
+def title(run: RunData, words: Words) -> str:
     """What was trained on what, for example ``"resnet18 on cifar10"``."""
     model, data = section(run.config, "model"), section(run.config, "data")
-    network = model.get("name") or model.get("factory") or "A network"
-    return f"{network} on {data['source']}" if data.get("source") else str(network)
+    network = str(model.get("name") or model.get("factory") or words["some_network"])
+    return words["network_on"].format(network=network, data=data["source"]) if data.get("source") else network
 
 
 def status(run: RunData) -> str:
     """``finished``, ``failed``, ``stopped``, or ``unfinished`` for a run without a summary."""
-    return _STATUS_TEXTS.get(str(run.summary.get("status")), "unfinished")
+    said = str(run.summary.get("status"))
+    return said if said in _STATUSES else "unfinished"
 
 
 def started(run: RunData) -> str:
@@ -45,40 +50,33 @@ def started(run: RunData) -> str:
         return ""
 
 
-def headline(run: RunData) -> list[Tile]:
+def headline(run: RunData, words: Words) -> list[Tile]:
     """The headline numbers; one that is not known is left out."""
     makers = (_accuracy, _loss, _throughput, _time, _ranks, _memory, _collectives, _parameters)
-    tiles = [make(run) for make in makers]
+    tiles = [make(run, words) for make in makers]
     return [tile for tile in tiles if tile is not None]
 
 
-def remarks(run: RunData) -> list[str]:
+def remarks(run: RunData, words: Words) -> list[str]:
     """What a reader should know before trusting the numbers, in sentences; empty for a run without incident."""
     found = []
     if not run.summary:
         last = last_update(run)
-        reached = f" after update {last:,.0f}" if math.isfinite(last) else ""
-        found.append(f"The run wrote no summary: it was ended{reached} before it finished, or it is still going.")
+        key = "remark_no_summary_after" if math.isfinite(last) else "remark_no_summary"
+        found.append(words[key].format(update=f"{last:,.0f}"))
     broken = [number(step, "update") for step in run.steps if not math.isfinite(number(step, "loss"))]
     if broken:
-        found.append(f"The loss was not finite at {len(broken)} logged updates, first at update {broken[0]:,.0f}.")
+        found.append(words["remark_not_finite"].format(number=len(broken), update=f"{broken[0]:,.0f}"))
     skipped = _latest(run, "skipped_updates")
     if skipped > 0:
-        found.append(f"{skipped:,.0f} updates were skipped because a gradient overflowed.")
-    for key, what in (
-        ("skipped_samples", "samples could not be read and were replaced or left out"),
-        ("dropped_samples", "samples were left out so that all ranks take equally many steps"),
-    ):
+        found.append(words["remark_overflow"].format(number=f"{skipped:,.0f}"))
+    for key in ("skipped_samples", "dropped_samples"):
         if number(run.summary, key) > 0:
-            found.append(f"{number(run.summary, key):,.0f} {what}.")
+            found.append(words[f"remark_{key}"].format(number=f"{number(run.summary, key):,.0f}"))
     if len(run.starts) > 1:
         points = [format_number(value) for value in numbers(run.summary, "resumed_from")]
-        at = f", from update {' and '.join(points)}" if points else ""
-        found.append(
-            f"The run was resumed {len(run.starts) - 1} times{at}."
-            if len(run.starts) > 2
-            else f"The run was resumed once{at}."
-        )
+        key = "remark_resumed" + ("" if len(run.starts) > 2 else "_once") + ("_from" if points else "")
+        found.append(words[key].format(number=len(run.starts) - 1, points=words["and"].join(points)))
     return found
 
 
@@ -139,7 +137,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f} %" if math.isfinite(share) else "–"
 
 
-def _accuracy(run: RunData) -> Tile | None:
+def _accuracy(run: RunData, words: Words) -> Tile | None:
     accuracies = [(number(record, "accuracy"), number(record, "update")) for record in run.evals]
     accuracies = [pair for pair in accuracies if math.isfinite(pair[0])]
     last = number(run.summary, "accuracy")
@@ -150,32 +148,38 @@ def _accuracy(run: RunData) -> Tile | None:
     best, update = max(accuracies, default=(math.nan, math.nan))
     if math.isfinite(number(run.summary, "best_accuracy")):
         best, update = number(run.summary, "best_accuracy"), number(run.summary, "best_update")
-    at = f" at update {update:,.0f}" if math.isfinite(update) else ""
-    return Tile("Accuracy", percent(last), f"best {percent(best)}{at}" if math.isfinite(best) else "")
+    if not math.isfinite(best):
+        return Tile(words["accuracy"], percent(last))
+    detail = words["best_at" if math.isfinite(update) else "best"]
+    return Tile(words["accuracy"], percent(last), detail.format(accuracy=percent(best), update=f"{update:,.0f}"))
 
 
-def _loss(run: RunData) -> Tile | None:
+def _loss(run: RunData, words: Words) -> Tile | None:
     trained = number(run.epochs[-1] if run.epochs else run.steps[-1] if run.steps else {}, "loss")
     evaluated = number(run.summary, "loss")
     if not math.isfinite(evaluated):
         evaluated = number(run.evals[-1], "loss") if run.evals else math.nan
-    training = f"training {trained:.4f}" if math.isfinite(trained) else ""
+    training = words["loss_training"].format(loss=f"{trained:.4f}") if math.isfinite(trained) else ""
     if math.isfinite(evaluated):
-        return Tile("Loss", f"{evaluated:.4f}", training)
-    return Tile("Loss", f"{trained:.4f}", "of training") if training else None
+        return Tile(words["loss"], f"{evaluated:.4f}", training)
+    return Tile(words["loss"], f"{trained:.4f}", words["loss_of_training"]) if training else None
 
 
-def _throughput(run: RunData) -> Tile | None:
-    speed = number(run.summary, "images_per_second")
-    if not math.isfinite(speed):
-        speed = number(run.steps[-1], "images_per_second") if run.steps else math.nan
+def _throughput(run: RunData, words: Words) -> Tile | None:
+    speed = throughput(run)
     if not math.isfinite(speed):
         return None
-    per_rank = speed / num_ranks(run) if num_ranks(run) > 1 else math.nan
-    return Tile("Images per second", _text(speed), f"{_text(per_rank)} per rank" if math.isfinite(per_rank) else "")
+    per_rank = words["per_rank"].format(number=_text(speed / num_ranks(run))) if num_ranks(run) > 1 else ""
+    return Tile(words["images_per_second"], _text(speed), per_rank)
 
 
-def _time(run: RunData) -> Tile | None:
+def throughput(run: RunData) -> float:
+    """Images per second of the whole run, or as last logged; ``nan`` if neither is known."""
+    speed = number(run.summary, "images_per_second")
+    return speed if math.isfinite(speed) else number(run.steps[-1] if run.steps else {}, "images_per_second")
+
+
+def _time(run: RunData, words: Words) -> Tile | None:
     seconds = number(run.summary, "seconds")
     if not math.isfinite(seconds):
         spent = [number(record, "seconds") for record in run.epochs]
@@ -186,7 +190,8 @@ def _time(run: RunData) -> Tile | None:
     updates = updates if math.isfinite(updates) else last_update(run)
     epochs = number(run.summary, "epochs")
     epochs = epochs if math.isfinite(epochs) else float(len(run.epochs))
-    return Tile("Time", format_seconds(seconds), f"{_count(epochs, 'epoch')}, {_count(updates, 'update')}")
+    detail = f"{_count(epochs, 'epoch', words)}, {_count(updates, 'update', words)}"
+    return Tile(words["time"], format_seconds(seconds), detail)
 
 
 def num_ranks(run: RunData) -> int:
@@ -197,41 +202,41 @@ def num_ranks(run: RunData) -> int:
     return 0
 
 
-def _ranks(run: RunData) -> Tile | None:
+def _ranks(run: RunData, words: Words) -> Tile | None:
     count = num_ranks(run)
     if not count:
         return None
     engine = str(run.summary.get("engine") or run.start.get("engine") or run.config.get("engine") or "")
     device = str(run.summary.get("device") or run.start.get("device") or "")
     parts = [_ENGINE_TITLES.get(engine, engine), device, _mesh_text(run.summary.get("mesh"))]
-    return Tile("Ranks", str(count), " · ".join(part for part in parts if part))
+    return Tile(words["ranks"], str(count), " · ".join(part for part in parts if part))
 
 
-def _memory(run: RunData) -> Tile | None:
+def _memory(run: RunData, words: Words) -> Tile | None:
     peaks = [value for value in numbers(run.summary, "peak_memory_bytes") if math.isfinite(value)]
     if not peaks:
         return None
     states = [value for value in numbers(run.summary, "optimizer_bytes") if math.isfinite(value)]
-    detail = "largest of all ranks" if len(peaks) > 1 else ""
-    state = f"optimizer {format_bytes(max(states))}" if states else ""
-    return Tile("Peak memory", format_bytes(max(peaks)), ", ".join(part for part in (detail, state) if part))
+    detail = words["largest_of_all"] if len(peaks) > 1 else ""
+    state = words["optimizer_size"].format(size=format_bytes(max(states))) if states else ""
+    return Tile(words["peak_memory"], format_bytes(max(peaks)), ", ".join(part for part in (detail, state) if part))
 
 
-def _collectives(run: RunData) -> Tile | None:
+def _collectives(run: RunData, words: Words) -> Tile | None:
     rows = _collective_records(run)
     if not rows and num_ranks(run) != 1:
         return None
     total = sum(number(row, "number") for row in rows)
     num_bytes = sum(number(row, "num_bytes") for row in rows)
-    detail = f"{format_bytes(num_bytes)} from each rank" if rows else "a single rank communicates nothing"
-    return Tile("Collectives per update", format_number(total), detail)
+    detail = words["from_each_rank"].format(size=format_bytes(num_bytes)) if rows else words["single_rank"]
+    return Tile(words["collectives_per_update"], format_number(total), detail)
 
 
-def _parameters(run: RunData) -> Tile | None:
+def _parameters(run: RunData, words: Words) -> Tile | None:
     count = number(run.summary, "num_parameters")
     checks = number(run.summary, "sync_checks")
-    detail = f"equal on all ranks in {_count(checks, 'check')}" if checks > 0 else ""
-    return Tile("Parameters", f"{count:,.0f}", detail) if math.isfinite(count) else None
+    detail = words["equal_on_all"].format(checks=_count(checks, "check", words)) if checks > 0 else ""
+    return Tile(words["parameters"], f"{count:,.0f}", detail) if math.isfinite(count) else None
 
 
 def _collective_records(run: RunData) -> list[dict[str, Any]]:
@@ -251,8 +256,9 @@ def _latest(run: RunData, key: str) -> float:
     return next((value for value in values if math.isfinite(value)), math.nan)
 
 
-def _count(value: float, noun: str) -> str:
-    return f"{value:,.0f} {noun}{'' if value == 1 else 's'}" if math.isfinite(value) else f"? {noun}s"
+def _count(value: float, noun: str, words: Words) -> str:
+    key = f"{noun}_one" if value == 1 else f"{noun}_many"
+    return words[key].format(number=f"{value:,.0f}" if math.isfinite(value) else "?")
 
 
 def _duration(seconds: float) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from convmesh.report.balance import BETWEEN, BalanceGrid, Floats, balance_grid, worst_classes
 from convmesh.report.charts import (
     ColumnChart,
+    ColumnNames,
     LineChart,
     Point,
     Series,
@@ -20,6 +21,7 @@ from convmesh.report.charts import (
     line_chart,
     smooth,
 )
+from convmesh.report.facts import Words
 from convmesh.report.run_folder import Record, RunData, as_number, number, numbers, section
 from convmesh.units import format_bytes
 
@@ -63,46 +65,43 @@ class HeatMap:
     grouped: bool
 
 
-def training_charts(run: RunData) -> list[LineChart]:
+def training_charts(run: RunData, words: Words) -> list[LineChart]:
     """The charts over updates that the run has records for: loss, accuracy, throughput, learning rate and so on."""
     charts = [
-        _loss_chart(run),
-        _accuracy_chart(run.evals),
-        _throughput_chart(run.steps),
-        _learning_rate_chart(run.steps),
-        _gradient_norm_chart(run.steps),
-        *_loss_scale_charts(run),
+        _loss_chart(run, words),
+        _accuracy_chart(run.evals, words),
+        _throughput_chart(run.steps, words),
+        _learning_rate_chart(run.steps, words),
+        _gradient_norm_chart(run.steps, words),
+        *_loss_scale_charts(run, words),
     ]
     return [chart for chart in charts if chart is not None]
 
 
-def rank_charts(run: RunData) -> list[ColumnChart]:
+def rank_charts(run: RunData, words: Words) -> list[ColumnChart]:
     """Step time, memory and optimizer state, rank by rank."""
-    peaks = numbers(run.summary, "peak_memory_bytes")
-    states = numbers(run.summary, "optimizer_bytes")
     charts = [
-        _step_time_chart(run.steps),
-        column_chart(
-            "Peak memory",
-            [[peak] for peak in peaks],
-            legend=["peak memory"],
-            texts=[f"rank {rank}: {format_bytes(peak)}" for rank, peak in enumerate(peaks)],
-            unit_divisor=2**20,
-            note="MiB, the largest of the whole run; on CPU the resident memory of the process.",
-        ),
-        column_chart(
-            "Optimizer state",
-            [[state] for state in states],
-            legend=["optimizer state"],
-            texts=[f"rank {rank}: {format_bytes(state)}" for rank, state in enumerate(states)],
-            unit_divisor=2**10,
-            note="KiB held by each rank.",
-        ),
+        _step_time_chart(run.steps, words),
+        _bytes_chart(run, "peak_memory_bytes", words, title="peak_memory", note="peak_memory_note", divisor=2**20),
+        _bytes_chart(run, "optimizer_bytes", words, title="optimizer_state", note="optimizer_note", divisor=2**10),
     ]
     return [chart for chart in charts if chart is not None]
 
 
-def class_heat_map(run: RunData) -> HeatMap | None:
+def _bytes_chart(run: RunData, key: str, words: Words, *, title: str, note: str, divisor: float) -> ColumnChart | None:
+    sizes = numbers(run.summary, key)
+    return column_chart(
+        words[title],
+        [[size] for size in sizes],
+        legend=[words[title]],
+        texts=[words["rank_size"].format(rank=rank, size=format_bytes(size)) for rank, size in enumerate(sizes)],
+        unit_divisor=divisor,
+        note=words[note],
+        columns=ColumnNames(words["rank"], [str(rank) for rank in range(len(sizes))]),
+    )
+
+
+def class_heat_map(run: RunData, words: Words) -> HeatMap | None:
     """The heat map of samples per rank and class, or None if the summary has none."""
     balance = section(run.summary, "class_balance")
     counts = _table(balance.get("counts"))
@@ -128,7 +127,7 @@ def class_heat_map(run: RunData) -> HeatMap | None:
         height=labels_y + 10 + 4.6 * max(len(label) for _, label in labels),
         cell_width=round(width, 2),
         cell_height=height,
-        cells=_heat_cells(grid, counts, width, height),
+        cells=_heat_cells(grid, counts, (width, height), words),
         row_labels=tuple(
             (_HEAT_TOP + (row + 0.5) * height, grid.row_labels[row])
             for row in range(0, num_rows, 1 if height > 16 else 2)
@@ -173,94 +172,105 @@ def mean_step_times(steps: Sequence[Record]) -> list[StepTimes]:
     return [StepTimes(*(_median([row[part][rank] for row in rows]) for part in range(3))) for rank in range(num_ranks)]
 
 
-def _heat_cells(grid: BalanceGrid, counts: Floats, width: float, height: float) -> tuple[HeatCell, ...]:
+def _heat_cells(grid: BalanceGrid, counts: Floats, size: tuple[float, float], words: Words) -> tuple[HeatCell, ...]:
     numbered = grid.deviation_RC.shape == counts.shape and counts.size <= _MAX_TEXT_CELLS
     limit = max(1.0, grid.largest)
+    text = words["balance_cell_counted" if numbered else "balance_cell"]
     cells = []
     for (row, column), deviation in np.ndenumerate(grid.deviation_RC):
         value = float(deviation)
         shown = str(int(counts[row, column])) if numbered else ""
-        where = f"rank {grid.row_labels[row]}, {grid.column_labels[column]}"
-        text = f"{where}: {shown + ' samples, ' if shown else ''}{value:+.2f} from its share"
-        x, y = round(_HEAT_LEFT + column * width, 1), _HEAT_TOP + row * height
-        cells.append(HeatCell(x, y, round(min(1.0, abs(value) / limit), 3), value > 0, shown, text))
+        said = text.format(
+            rank=grid.row_labels[row], label=grid.column_labels[column], number=shown, deviation=f"{value:+.2f}"
+        )
+        x, y = round(_HEAT_LEFT + column * size[0], 1), _HEAT_TOP + row * size[1]
+        cells.append(HeatCell(x, y, round(min(1.0, abs(value) / limit), 3), value > 0, shown, said))
     return tuple(cells)
 
 
-def _loss_chart(run: RunData) -> LineChart | None:
+def _loss_chart(run: RunData, words: Words) -> LineChart | None:
     points = _points(run.steps, "loss")
     smoothed = smooth(points)
     evaluated = _points(run.evals, "loss")
-    series = [Series("training", points, "faint" if smoothed else "line")]
+    series = [Series(words["training_line"], points, "faint" if smoothed else "line")]
     if smoothed:
-        series.append(Series("training, smoothed", smoothed, "line"))
-    series.append(Series("evaluation", evaluated, "dots", 2))
+        series.append(Series(words["smoothed_line"], smoothed, "line"))
+    series.append(Series(words["evaluation_line"], evaluated, "dots", 2))
     broken = sum(not math.isfinite(y) for _, y in points)
-    note = f"{broken} of {len(points)} logged losses are not finite: see the marks." if broken else ""
-    return line_chart("Loss", series, note=note, log_base=None)
+    note = words["losses_not_finite"].format(broken=broken, number=len(points)) if broken else ""
+    return line_chart(words["loss"], series, note=note, log_base=None, x_label=words["update"])
 
 
-def _accuracy_chart(evals: Sequence[Record]) -> LineChart | None:
+def _accuracy_chart(evals: Sequence[Record], words: Words) -> LineChart | None:
     points = [(x, 100 * y) for x, y in _points(evals, "accuracy")]
     finite = [point for point in points if math.isfinite(point[1])]
     best = max(finite, key=lambda point: point[1], default=None)
-    note = f"Best: {best[1]:.2f} % at update {best[0]:,.0f}." if best else ""
-    return line_chart("Accuracy, %", [Series("accuracy", points, "dots", 2, " %")], note=note)
+    note = words["best_note"].format(accuracy=f"{best[1]:.2f}", update=f"{best[0]:,.0f}") if best else ""
+    series = [Series(words["accuracy_line"], points, "dots", 2, " %")]
+    return line_chart(words["accuracy_percent"], series, note=note, x_label=words["update"])
 
 
-def _throughput_chart(steps: Sequence[Record]) -> LineChart | None:
-    points = _points(steps, "images_per_second")
-    return line_chart(
-        "Throughput", [Series("images per second", points, "line", 3)], note="Images per second.", from_zero=True
-    )
+def _throughput_chart(steps: Sequence[Record], words: Words) -> LineChart | None:
+    series = [Series(words["images_per_second"], _points(steps, "images_per_second"), "line", 3)]
+    note, x_label = words["throughput_note"], words["update"]
+    return line_chart(words["throughput"], series, note=note, from_zero=True, x_label=x_label)
 
 
-def _learning_rate_chart(steps: Sequence[Record]) -> LineChart | None:
-    points = _points(steps, "learning_rate")
-    return line_chart("Learning rate", [Series("learning rate", points, "line", 4)], from_zero=True)
+def _learning_rate_chart(steps: Sequence[Record], words: Words) -> LineChart | None:
+    series = [Series(words["learning_rate"], _points(steps, "learning_rate"), "line", 4)]
+    return line_chart(words["learning_rate"], series, from_zero=True, x_label=words["update"])
 
 
-def _gradient_norm_chart(steps: Sequence[Record]) -> LineChart | None:
+def _gradient_norm_chart(steps: Sequence[Record], words: Words) -> LineChart | None:
     points = _points([step for step in steps if step.get("gradient_norm") is not None], "gradient_norm")
-    return line_chart(
-        "Gradient norm", [Series("gradient norm", points, "line", 4)], note="Before clipping.", log_base=None
-    )
+    series = [Series(words["gradient_norm"], points, "line", 4)]
+    note, x_label = words["before_clipping"], words["update"]
+    return line_chart(words["gradient_norm"], series, note=note, log_base=None, x_label=x_label)
 
 
-def _loss_scale_charts(run: RunData) -> list[LineChart | None]:
+def _loss_scale_charts(run: RunData, words: Words) -> list[LineChart | None]:
     scales = _points(run.steps, "loss_scale")
     uses_scale = section(run.config, "precision").get("compute") == "float16"
     if not uses_scale and not any(math.isfinite(y) and y != 1 for _, y in scales):
         return []
     skipped = _points(run.steps, "skipped_updates")
     return [
-        line_chart("Loss scale", [Series("loss scale", scales, "stairs", 1)], log_base=2),
         line_chart(
-            "Skipped updates",
-            [Series("skipped so far", skipped, "stairs", 4)],
-            note="Updates left out because a gradient overflowed, counted from the start.",
+            words["loss_scale"],
+            [Series(words["loss_scale"], scales, "stairs", 1)],
+            log_base=2,
+            x_label=words["update"],
+        ),
+        line_chart(
+            words["skipped_updates"],
+            [Series(words["skipped_line"], skipped, "stairs", 4)],
+            note=words["skipped_note"],
             from_zero=True,
+            x_label=words["update"],
         ),
     ]
 
 
-def _step_time_chart(steps: Sequence[Record]) -> ColumnChart | None:
+def _step_time_chart(steps: Sequence[Record], words: Words) -> ColumnChart | None:
     times = mean_step_times(steps)
+    in_milliseconds = [(1000 * rank.own, 1000 * rank.communication, 1000 * rank.data) for rank in times]
     return column_chart(
-        "Time of an update",
-        [[1000 * rank.own, 1000 * rank.communication, 1000 * rank.data] for rank in times],
-        legend=["own work", "communicating, and waiting for other ranks", "waiting for data"],
+        words["update_time"],
+        in_milliseconds,
+        legend=[words["own_work"], words["communicating"], words["waiting_for_data"]],
         colours=(1, 2, 6),
         texts=[
-            f"rank {number}: {1000 * rank.own:.1f} ms of own work, {1000 * rank.communication:.1f} ms communicating "
-            f"and {1000 * rank.data:.1f} ms waiting for data per update"
-            for number, rank in enumerate(times)
+            words["update_time_text"].format(
+                rank=rank, own=f"{own:.1f}", communication=f"{communication:.1f}", data=f"{data:.1f}"
+            )
+            for rank, (own, communication, data) in enumerate(in_milliseconds)
         ],
-        note=f"Milliseconds, median over the run. {slow_rank_sentence(times)}",
+        note=f"{words['update_time_note']} {slow_rank_sentence(times, words)}".strip(),
+        columns=ColumnNames(words["rank"], [str(rank) for rank in range(len(times))]),
     )
 
 
-def slow_rank_sentence(times: Sequence[StepTimes]) -> str:
+def slow_rank_sentence(times: Sequence[StepTimes], words: Words) -> str:
     """Says which rank holds the others up, as far as the times tell.
 
     All ranks end an update together, at the reduction of the gradients: the others wait there for the slow one, so
@@ -268,6 +278,7 @@ def slow_rank_sentence(times: Sequence[StepTimes]) -> str:
 
     Args:
         times: Of each rank.
+        words: Texts of the page.
 
     Returns:
         One sentence.
@@ -279,17 +290,10 @@ def slow_rank_sentence(times: Sequence[StepTimes]) -> str:
     works = [rank.own for rank in times] if any(rank.communication for rank in times) else [0.0] * len(times)
     extra_wait, extra_work = max(waits) - min(waits), max(works) - statistics.median_low(works)
     if max(extra_wait, extra_work) <= _SLOW_SHARE * whole:
-        return "No rank stands out: ranks end each update together, and all wait for data about as long."
+        return words["nobody_slow"]
     if extra_work > extra_wait:
-        slowest = works.index(max(works))
-        return (
-            f"Rank {slowest} works longest on its own, {1000 * extra_work:.1f} ms more than most; "
-            "the others wait for it in the reduction."
-        )
-    return (
-        f"Rank {waits.index(max(waits))} waits longest for its data, {1000 * extra_wait:.1f} ms more than the "
-        "quickest; the others wait for it in the reduction."
-    )
+        return words["slow_worker"].format(rank=works.index(max(works)), excess=f"{1000 * extra_work:.1f}")
+    return words["slow_loader"].format(rank=waits.index(max(waits)), excess=f"{1000 * extra_wait:.1f}")
 
 
 def _points(records: Sequence[Record], key: str) -> list[Point]:

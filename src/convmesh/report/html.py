@@ -2,59 +2,171 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from convmesh.errors import ConvMeshError
+from convmesh.planner.cluster import Cluster
+from convmesh.profiling.analysis import Analysis, analyse
+from convmesh.profiling.store import INDEX_NAME, load_trace
 from convmesh.report import facts, figures
+from convmesh.report.foretold import PlanSection, plan_section
 from convmesh.report.page import environment, script_hash, write_page
+from convmesh.report.profile_page import profile_context, write_trace
+from convmesh.report.profile_text import texts
 from convmesh.report.run_folder import RunData, read_run
 
 REPORT_NAME = "report.html"
+_PROFILE = "profile"
 _MAX_ROWS = 200
 
 
-def write_report(run_dir: Path) -> Path:
-    """Writes ``report.html`` into a run folder.
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """All that a report is made from.
 
-    Works on any state of a run: going, killed, failed, resumed or finished.
+    Args:
+        run: What the run folder tells.
+        analysis: What its profile says; None without one.
+        profile_dir: The folder of the profile.
+        problem: Why a profile that is there can't be shown; empty if it can.
+    """
+
+    run: RunData
+    analysis: Analysis | None = None
+    profile_dir: Path | None = None
+    problem: str = ""
+
+    def plan(self, language: str) -> PlanSection:
+        """The plan, and its predictions against what was measured."""
+        return plan_section(self.run, self.analysis, texts(language, "report"))
+
+
+def read_report(run_dir: Path, *, profile_dir: Path | None = None) -> Report:
+    """Reads a run folder and the profile in it.
 
     Args:
         run_dir: The folder of the run.
+        profile_dir: A profile of another run, or its run folder; default the one in the run folder, if there is one.
+
+    Returns:
+        What they tell. A profile of the run that is damaged is told as a problem.
+
+    Raises:
+        RunFolderError: If the folder holds no run.
+        ProfileError: If ``profile_dir`` is given and can't be read.
+    """
+    run = read_run(run_dir)
+    if profile_dir is not None:
+        found = find_profile(profile_dir) or profile_dir
+        return Report(run=run, analysis=analyse(load_trace(found)), profile_dir=found)
+    own = find_profile(run_dir)
+    if own is None:
+        return Report(run=run)
+    try:
+        return Report(run=run, analysis=analyse(load_trace(own)), profile_dir=own)
+    except ConvMeshError as error:
+        return Report(run=run, problem=str(error))
+
+
+def find_profile(folder: Path) -> Path | None:
+    """The folder of a profile: the given one, or the one within a run folder; None if there is none."""
+    return next((path for path in (folder, folder / _PROFILE) if (path / INDEX_NAME).is_file()), None)
+
+
+def write_report(run_dir: Path, *, language: str = "en", profile_dir: Path | None = None) -> Path:
+    """Writes ``report.html`` into a run folder.
+
+    Works on any state of a run: going, killed, failed, resumed or finished; with or without a profile.
+
+    Args:
+        run_dir: The folder of the run.
+        language: ``"en"`` or ``"zh"``.
+        profile_dir: A profile of another run, or its run folder; default the one in the run folder, if there is one.
 
     Returns:
         The path of the report.
 
     Raises:
+        ConfigError: If the language is unknown.
         RunFolderError: If the folder holds no run, or can't be written.
+        ProfileError: If ``profile_dir`` is given and can't be read.
     """
-    return write_page(render_report(read_run(run_dir)), run_dir / REPORT_NAME)
+    return write_report_of(read_report(run_dir, profile_dir=profile_dir), language=language)
 
 
-def render_report(run: RunData) -> str:
+def write_report_of(report: Report, *, language: str = "en", cluster: Cluster | None = None) -> Path:
+    """Writes ``report.html`` from what was read; see ``write_report``.
+
+    Args:
+        report: The run and its profile.
+        language: ``"en"`` or ``"zh"``.
+        cluster: What links can do, to hold measured collectives against.
+
+    Returns:
+        The path of the report.
+    """
+    page = write_page(render_report(report, language=language, cluster=cluster), report.run.run_dir / REPORT_NAME)
+    own = find_profile(report.run.run_dir)
+    if report.analysis is not None and own is not None and own == report.profile_dir:
+        write_trace(report.analysis, own)
+    return page
+
+
+def render_report(report: Report, *, language: str = "en", cluster: Cluster | None = None) -> str:
     """The report as HTML.
 
     Args:
-        run: What the run folder tells.
+        report: The run and its profile.
+        language: ``"en"`` or ``"zh"``.
+        cluster: What links can do, to hold measured collectives against.
 
     Returns:
         The page. All text that comes from the run is escaped.
     """
     script = environment().get_template("report.js.j2").render()
-    template = environment().get_template("report.html.j2")
-    return template.render(_context(run), script=script, script_hash=script_hash(script))
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            _context(report.run, texts(language, "report")),
+            **_profile_context(report, language, cluster),
+            plan=report.plan(language),
+            words=texts(language, "report"),
+            language=language,
+            script=script,
+            script_hash=script_hash(script),
+        )
+    )
 
 
-def _context(run: RunData) -> dict[str, Any]:
+def _profile_context(report: Report, language: str, cluster: Cluster | None) -> dict[str, Any]:
+    words = texts(language, "report")
+    if report.analysis is None:
+        note = words["broken_profile"].format(reason=report.problem) if report.problem else words["no_profile"]
+        return {"profile": None, "profile_note": note}
+    profile = profile_context(report.analysis, language=language, cluster=cluster)
+    note = words["profile_of"].format(about=profile["under"])
+    own = find_profile(report.run.run_dir)
+    if own == report.profile_dir:
+        note = f"{note} {words['profile_trace']}"
+    else:
+        note = f"{note} {words['profile_elsewhere'].format(folder=report.profile_dir)}"
+    return {"profile": profile, "profile_words": texts(language), "profile_note": note}
+
+
+def _context(run: RunData, words: facts.Words) -> dict[str, Any]:
     return {
-        "title": facts.title(run),
+        "title": facts.title(run, words),
         "status": facts.status(run),
         "started": facts.started(run),
         "run_name": run.run_dir.resolve().name,
-        "tiles": facts.headline(run),
-        "remarks": facts.remarks(run),
-        "training_charts": figures.training_charts(run),
-        "rank_charts": figures.rank_charts(run),
-        "heat_map": figures.class_heat_map(run),
+        "tiles": facts.headline(run, words),
+        "remarks": facts.remarks(run, words),
+        "training_charts": figures.training_charts(run, words),
+        "rank_charts": figures.rank_charts(run, words),
+        "heat_map": figures.class_heat_map(run, words),
         "collectives": facts.collective_rows(run),
         "epochs": facts.epoch_rows(run)[-_MAX_ROWS:],
         "checkpoints": facts.checkpoint_rows(run)[-_MAX_ROWS:],

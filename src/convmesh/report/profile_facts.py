@@ -9,6 +9,8 @@ import numpy as np
 
 from convmesh.profiling.analysis import Analysis
 from convmesh.profiling.stragglers import Straggler
+from convmesh.profiling.tables import CollectiveRow
+from convmesh.report.achieved import Achieved
 from convmesh.report.profile_figures import milliseconds
 from convmesh.report.scales import format_number
 from convmesh.units import format_bytes
@@ -95,8 +97,18 @@ def straggler_sentence(straggler: Straggler, words: Mapping[str, str]) -> str:
     return f"{sentence} ({straggler.cause})" if straggler.cause else sentence
 
 
-def collective_lines(analysis: Analysis) -> list[tuple[str, str, str, str, str, str, str]]:
-    """Lines of the table of collectives: name, axis, ranks of a group, number, bytes, times in ms, bandwidth."""
+def collective_lines(
+    analysis: Analysis, achieved: Mapping[CollectiveRow, Achieved] | None = None
+) -> list[tuple[str, ...]]:
+    """Lines of the table of collectives: name, axis with ranks of a group, number, bytes, times in ms, bandwidth.
+
+    Args:
+        analysis: The profile.
+        achieved: What collectives reached of what a cluster file promises; then two columns tell it.
+
+    Returns:
+        One line per collective, the costliest first.
+    """
     return [
         (
             row.name,
@@ -106,9 +118,16 @@ def collective_lines(analysis: Analysis) -> list[tuple[str, str, str, str, str, 
             milliseconds(row.transfer_seconds),
             milliseconds(row.waiting_seconds),
             f"{format_bytes(row.bytes_per_second)}/s" if row.bytes_per_second else "-",
+            *(() if achieved is None else _reached(achieved.get(row))),
         )
         for row in analysis.collectives
     ]
+
+
+def _reached(entry: Achieved | None) -> tuple[str, str]:
+    if entry is None:
+        return "-", "-"
+    return f"{format_bytes(entry.cluster_bytes_per_second)}/s", f"{100 * entry.share:.0f} %"
 
 
 def layer_lines(analysis: Analysis, words: Mapping[str, str]) -> list[LayerLine]:

@@ -6,14 +6,15 @@ Legend: R ranks, S steps, B bins.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from convmesh.profiling.analysis import Analysis
 from convmesh.profiling.breakdown import step_bounds
-from convmesh.profiling.events import Floats, Integers, RankEvents
+from convmesh.profiling.events import NONE, Floats, Integers, RankEvents
 from convmesh.profiling.intervals import Cover
 from convmesh.profiling.stragglers import excess_over_ranks
 from convmesh.report.scales import Scale, format_number
@@ -121,11 +122,12 @@ def timeline(analysis: Analysis) -> Timeline:
     )
 
 
-def slow_map(analysis: Analysis) -> SlowMap | None:
+def slow_map(analysis: Analysis, words: Mapping[str, str]) -> SlowMap | None:
     """Own time of each rank (computing, waiting for data, idling) over the lower median of all ranks, step by step.
 
     Args:
         analysis: The profile.
+        words: Texts of the page.
 
     Returns:
         The picture, or None for a single rank. Where there are many ranks or steps, several share a cell, which shows
@@ -147,8 +149,8 @@ def slow_map(analysis: Analysis) -> SlowMap | None:
             round(LEFT + column * width, 1),
             TOP + row * height,
             round(float(value) / limit, 3),
-            f"{_span(analysis.ranks, rows[row], 'rank')}, {_span(steady.step_S.tolist(), columns[column], 'step')}: "
-            f"{1000 * float(value):.1f} ms",
+            f"{words['rank']} {_range(analysis.ranks, rows[row])}, "
+            f"{words['step']} {_range(steady.step_S.tolist(), columns[column])}: {1000 * float(value):.1f} ms",
         )
         for (row, column), value in np.ndenumerate(binned)
         if value > 0.02 * limit
@@ -186,6 +188,39 @@ def division(analysis: Analysis) -> list[tuple[str, Floats]]:
         ("data", steady.data_RS.mean(axis=1)),
         ("idle", steady.idle_RS.mean(axis=1)),
     ]
+
+
+def axis_division(analysis: Analysis) -> list[tuple[str, tuple[float, float, float]]]:
+    """Seconds that an average rank communicates in an average steady step, by axis.
+
+    Args:
+        analysis: The profile.
+
+    Returns:
+        Each axis with what moving bytes takes, what waiting for other ranks takes, and what compute hides of both.
+    """
+    steady = analysis.steady
+    found = []
+    for place, axis in enumerate(steady.axes):
+        exposed = float(steady.exposed_ARS[place].mean())
+        rows = [row for row in analysis.collectives if row.axis == axis]
+        waiting = min(exposed, sum(row.num_per_step * row.waiting_seconds for row in rows))
+        hidden = float(np.mean([_hidden(events, axis, steady.step_S) for events in analysis.trace.ranks]))
+        found.append((axis or "-", (exposed - waiting, waiting, hidden)))
+    return found
+
+
+def _hidden(events: RankEvents, axis: str, step_S: Integers) -> float:
+    """Seconds per step in which a rank computes while it communicates on an axis."""
+    start_S, end_S = step_bounds(events, step_S)
+    index = events.names.index(axis) if axis in events.names else NONE
+    own_E = events.of_kind("communication") & (events.axis_E == index)
+    computes_E = events.of_kind("compute", "optimizer")
+
+    def covered(mask_E: npt.NDArray[np.bool_]) -> float:
+        return float(Cover(events.start_E[mask_E], events.end_E[mask_E]).within(start_S, end_S).mean())
+
+    return max(0.0, covered(own_E) + covered(computes_E) - covered(own_E | computes_E))
 
 
 def _chosen_ranks(analysis: Analysis) -> list[int]:
@@ -234,10 +269,6 @@ def _bins(number: int, limit: int) -> list[tuple[int, int]]:
 def _range(values: Sequence[int], pair: tuple[int, int]) -> str:
     first, last = values[pair[0]], values[pair[1] - 1]
     return str(first) if first == last else f"{first}-{last}"
-
-
-def _span(values: Sequence[int], pair: tuple[int, int], word: str) -> str:
-    return f"{word} {_range(values, pair)}"
 
 
 def milliseconds(seconds: float) -> str:

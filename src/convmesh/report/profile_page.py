@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from convmesh.planner.cluster import Cluster
 from convmesh.profiling.analysis import Analysis
 from convmesh.profiling.perfetto import write_chrome_trace
 from convmesh.report import profile_facts, profile_figures
+from convmesh.report.achieved import against_cluster
 from convmesh.report.charts import ColumnChart, ColumnNames, LineChart, Series, column_chart, line_chart
 from convmesh.report.page import environment, script_hash, write_page
 from convmesh.report.profile_text import texts
@@ -23,35 +26,51 @@ _COLOURS = (1, 2, 5, 6, 7)
 _MAX_TRACE_EVENTS = 3_000_000
 
 
-def write_profile_page(analysis: Analysis, folder: Path, *, language: str = "en") -> Path:
+def write_profile_page(
+    analysis: Analysis, folder: Path, *, language: str = "en", cluster: Cluster | None = None
+) -> Path:
     """Writes ``profile.html`` and, for Perfetto, ``trace.json``.
 
     Args:
         analysis: The profile.
         folder: Where to.
         language: ``"en"`` or ``"zh"``.
+        cluster: What links can do, to hold measured collectives against.
 
     Returns:
         The path of the page.
 
     Raises:
-        ConfigError: If the language is unknown.
+        ConfigError: If the language is unknown, or the cluster lacks links of the profile.
         RunFolderError: If the page can't be written.
         ProfileError: If the trace can't be written.
     """
-    path = write_page(render_profile(analysis, language=language), folder / PAGE_NAME)
-    # Perfetto itself gives up on more events than this.
-    if sum(events.num_events for events in analysis.trace.ranks) <= _MAX_TRACE_EVENTS:
-        write_chrome_trace(analysis.trace, folder / TRACE_NAME)
+    path = write_page(render_profile(analysis, language=language, cluster=cluster), folder / PAGE_NAME)
+    write_trace(analysis, folder)
     return path
 
 
-def render_profile(analysis: Analysis, *, language: str = "en") -> str:
+def write_trace(analysis: Analysis, folder: Path) -> None:
+    """Writes ``trace.json`` for Perfetto, unless it would hold more events than that can take.
+
+    Args:
+        analysis: The profile.
+        folder: Where to.
+
+    Raises:
+        ProfileError: If it can't be written.
+    """
+    if sum(events.num_events for events in analysis.trace.ranks) <= _MAX_TRACE_EVENTS:
+        write_chrome_trace(analysis.trace, folder / TRACE_NAME)
+
+
+def render_profile(analysis: Analysis, *, language: str = "en", cluster: Cluster | None = None) -> str:
     """The page as HTML; all text that comes from a profile is escaped.
 
     Args:
         analysis: The profile.
         language: ``"en"`` or ``"zh"``.
+        cluster: What links can do, to hold measured collectives against.
 
     Returns:
         The page.
@@ -61,7 +80,7 @@ def render_profile(analysis: Analysis, *, language: str = "en") -> str:
         environment()
         .get_template("profile_page.html.j2")
         .render(
-            profile=profile_context(analysis, language=language),
+            profile=profile_context(analysis, language=language, cluster=cluster),
             words=texts(language),
             language=language,
             script=script,
@@ -70,10 +89,10 @@ def render_profile(analysis: Analysis, *, language: str = "en") -> str:
     )
 
 
-def profile_context(analysis: Analysis, *, language: str) -> dict[str, Any]:
+def profile_context(analysis: Analysis, *, language: str, cluster: Cluster | None = None) -> dict[str, Any]:
     """What the template of a profile's sections needs."""
     words = texts(language)
-    drawn, slow = profile_figures.timeline(analysis), profile_figures.slow_map(analysis)
+    drawn, slow = profile_figures.timeline(analysis), profile_figures.slow_map(analysis, words)
     left_out = words["left_out"].format(number=drawn.num_left_out) if drawn.num_left_out else ""
     mesh = ", ".join(f"{axis}={size}" for axis, size in analysis.trace.mesh.items())
     about = (
@@ -90,13 +109,17 @@ def profile_context(analysis: Analysis, *, language: str) -> dict[str, Any]:
         "timeline": drawn,
         "timeline_note": words["timeline_note"].format(step=drawn.step, left_out=left_out).strip(),
         "division": _division(analysis, language),
+        "axis_chart": _axis_chart(analysis, words),
         "step_chart": _step_chart(analysis, language),
         "memory_chart": _memory_chart(analysis, language),
         "slow_map": slow,
         "slow_note": words["slow_note"].format(
             largest=profile_figures.milliseconds(slow.largest_seconds) if slow is not None else ""
         ),
-        "collectives": profile_facts.collective_lines(analysis),
+        "collectives": profile_facts.collective_lines(
+            analysis, None if cluster is None else against_cluster(analysis, cluster)
+        ),
+        "cluster": None if cluster is None else words["by_cluster"].format(cluster=cluster.name),
         "layers": profile_facts.layer_lines(analysis, words),
     }
 
@@ -124,6 +147,25 @@ def _division(analysis: Analysis, language: str) -> ColumnChart | None:
     )
 
 
+def _axis_chart(analysis: Analysis, words: Mapping[str, str]) -> ColumnChart | None:
+    """What an average rank spends on communication in an average step, axis by axis, in milliseconds."""
+    axes = profile_figures.axis_division(analysis)
+    legend = [words["transfer"], words["waiting"], words["hidden_part"]]
+    stacks = [[1000 * seconds for seconds in parts] for _, parts in axes]
+    return column_chart(
+        words["axis_chart"],
+        stacks,
+        legend=legend,
+        texts=[
+            f"{axis}: " + ", ".join(f"{label} {value:.3g} ms" for label, value in zip(legend, stack, strict=True))
+            for (axis, _), stack in zip(axes, stacks, strict=True)
+        ],
+        columns=ColumnNames(words["axis"], [axis for axis, _ in axes]),
+        colours=(2, 5, 7),
+        note=words["axis_note"],
+    )
+
+
 def _step_chart(analysis: Analysis, language: str) -> LineChart | None:
     words = texts(language)
     step_RS, step_S = 1000 * analysis.breakdown.step_RS, analysis.breakdown.step_S
@@ -136,7 +178,7 @@ def _step_chart(analysis: Analysis, language: str) -> LineChart | None:
     series = [Series(words["slowest"], points(step_RS.max(axis=0)), "line", 4, " ms")]
     if len(step_RS) > 1:
         series.append(Series(words["quickest"], points(step_RS.min(axis=0)), "line", 1, " ms"))
-    return line_chart(words["step_chart"], series, note="ms", from_zero=True, x_label=words["step"])
+    return line_chart(words["step_chart"], series, note="ms", from_zero=True, x_label=words["step"], from_first=True)
 
 
 def _memory_chart(analysis: Analysis, language: str) -> ColumnChart | None:

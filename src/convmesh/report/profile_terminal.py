@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from convmesh.planner.cluster import Cluster
 from convmesh.profiling.analysis import Analysis
+from convmesh.report.achieved import against_cluster
 from convmesh.report.profile_facts import collective_lines, findings, layer_lines
 from convmesh.report.profile_figures import division, milliseconds
 from convmesh.report.profile_text import texts
@@ -23,50 +25,59 @@ _STYLES = {
     "data": "green",
     "idle": "bright_black",
 }
-_SHORT = {"communication": "comm.", "waiting": "wait"}
 _LETTERS = {"compute": "#", "communication": "=", "waiting": "-", "data": "~", "idle": "."}
 
 
-def print_profile(analysis: Analysis, console: Console) -> None:
+def print_profile(
+    analysis: Analysis, console: Console, *, language: str = "en", cluster: Cluster | None = None
+) -> None:
     """Prints a profile.
 
     Args:
         analysis: The profile.
         console: Where to; it knows whether it is a terminal, and how wide.
+        language: ``"en"`` or ``"zh"``.
+        cluster: What links can do, to hold measured collectives against.
+
+    Raises:
+        ConfigError: If the language is unknown, or the cluster lacks links of the profile.
     """
-    words = texts("en")
+    words = texts(language)
+    achieved = None if cluster is None else against_cluster(analysis, cluster)
     spread = analysis.spread
     console.print(
-        f"{len(analysis.ranks)} ranks, {len(analysis.steady.step_S)} steps of {milliseconds(spread.median_seconds)} ms "
-        f"(5 % to 95 %: {milliseconds(spread.p5_seconds)} to {milliseconds(spread.p95_seconds)} ms)",
+        words["terminal_steps"].format(
+            ranks=len(analysis.ranks),
+            steps=len(analysis.steady.step_S),
+            median=milliseconds(spread.median_seconds),
+            p5=milliseconds(spread.p5_seconds),
+            p95=milliseconds(spread.p95_seconds),
+        ),
         highlight=False,
     )
-    console.print(_bars(analysis))
+    console.print(_bars(analysis, words))
     for sentence in findings(analysis, words):
         console.print(f"- {sentence}", highlight=False)
-    collectives = collective_lines(analysis)[:_MAX_LINES]
+    collectives = collective_lines(analysis, achieved)[:_MAX_LINES]
     if collectives:
-        console.print(
-            _table(
-                ("collective", "axis (ranks)", "per step", "bytes", "transfer ms", "waiting ms", "bandwidth"),
-                collectives,
-            )
-        )
+        titles = ["name", "group_axis", "number", "bytes", "transfer_ms", "waits_ms", "bandwidth"]
+        titles += ["promised", "reached"] if achieved is not None else []
+        console.print(_table([words[title] for title in titles], collectives))
     layers = layer_lines(analysis, words)[:_MAX_LINES]
     if layers:
         rows = [(line.name, line.kind_label, line.events, line.milliseconds) for line in layers]
-        console.print(_table(("layer or operation", "kind", "events", "ms per step"), rows))
+        console.print(_table([words[title] for title in ("layer", "kind", "events", "ms_per_step")], rows))
 
 
-def _bars(analysis: Analysis) -> Table:
+def _bars(analysis: Analysis, words: Mapping[str, str]) -> Table:
     """A bar per rank, as long as its step, and its parts in milliseconds; of many ranks the first ones."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("rank", justify="right")
-    table.add_column("step", width=_BAR)
+    table.add_column(words["rank"], justify="right")
+    table.add_column(words["step"], width=_BAR)
     parts = division(analysis)
     for name, _ in parts:
         table.add_column(
-            Text(f"{_LETTERS[name]}{_SHORT.get(name, name)}", _STYLES[name], no_wrap=True), justify="right"
+            Text(f"{_LETTERS[name]}{words[f'short_{name}']}", _STYLES[name], no_wrap=True), justify="right"
         )
     longest = max(float(sum(value_R[rank] for _, value_R in parts)) for rank in range(len(analysis.ranks))) or 1.0
     for rank, number in enumerate(analysis.ranks[:_MAX_RANKS]):
@@ -76,11 +87,11 @@ def _bars(analysis: Analysis) -> Table:
         table.add_row(str(number), bar, *(milliseconds(float(value_R[rank])) for _, value_R in parts))
     left_out = len(analysis.ranks) - _MAX_RANKS
     if left_out > 0:
-        table.add_row("", f"{left_out} more ranks: see the report")
+        table.add_row("", words["rank_left_out"].format(number=left_out))
     return table
 
 
-def _table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+def _table(titles: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
     table = Table(box=None, pad_edge=False)
     for place, title in enumerate(titles):
         table.add_column(title, justify="left" if place < 2 else "right", overflow="fold")

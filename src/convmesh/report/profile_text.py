@@ -1,4 +1,4 @@
-"""The words of a profile's report, in English and Chinese: files of texts, read when a report is written."""
+"""The words of all pages, in English and Chinese: files of texts, read when a page is written."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ LANGUAGES = ("en", "zh")
 
 
 @cache
-def texts(language: str) -> Mapping[str, str]:
+def texts(language: str, page: str = "profile") -> Mapping[str, str]:
     """The texts of a language by key; ``{...}`` in them are filled in.
+
+    Args:
+        language: ``"en"`` or ``"zh"``.
+        page: Whose: ``"profile"``, ``"report"`` or ``"comparison"``.
+
+    Returns:
+        Key to text.
 
     Raises:
         ConfigError: If there are none in this language.
@@ -23,6 +30,6 @@ def texts(language: str) -> Mapping[str, str]:
     if language not in LANGUAGES:
         raise ConfigError("reports are not written in this language", got=language, expected=" or ".join(LANGUAGES))
     found: Mapping[str, str] = yaml.safe_load(
-        (files("convmesh.report") / "texts" / f"profile_{language}.yaml").read_text("utf-8")
+        (files("convmesh.report") / "texts" / f"{page}_{language}.yaml").read_text("utf-8")
     )
     return found

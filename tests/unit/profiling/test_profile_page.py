@@ -63,7 +63,7 @@ def test_a_large_profile_shows_the_slow_rank_and_stays_small() -> None:
     recipe = Recipe(mesh={"data": 100, "channel": 2}, num_steps=30, num_layers=4, extra_compute={77: 0.2})
     analysis = analyse(generate(recipe), one_clock=True)
 
-    drawn, slow = timeline(analysis), slow_map(analysis)
+    drawn, slow = timeline(analysis), slow_map(analysis, texts("en"))
 
     assert "77" in {row.label for row in drawn.rows}
     assert len(drawn.rows) + drawn.num_left_out == 200
