@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from convmesh.plan import Execution, Plan
     from convmesh.plan.by_rule import plan_by_rule
     from convmesh.plan.load import dump_plan, load_plan
+    from convmesh.report.comparison import compare_runs
     from convmesh.report.doctor import DoctorReport, doctor
     from convmesh.report.html import write_report
     from convmesh.training.standalone import (
@@ -61,6 +62,7 @@ _HOMES = {
     "TrainResult": "convmesh.api",
     "check": "convmesh.api",
     "check_sync": "convmesh.training.standalone",
+    "compare_runs": "convmesh.report.comparison",
     "config_reference": "convmesh.config.reference",
     "config_schema": "convmesh.config",
     "doctor": "convmesh.report.doctor",
@@ -107,6 +109,7 @@ __all__ = [
     "TrainResult",
     "check",
     "check_sync",
+    "compare_runs",
     "config_reference",
     "config_schema",
     "doctor",

@@ -11,6 +11,7 @@ import typer
 from convmesh.cli import config, data, profile
 from convmesh.cli.calibrate import calibrate
 from convmesh.cli.check import check
+from convmesh.cli.compare import compare
 from convmesh.cli.doctor import doctor
 from convmesh.cli.graph import graph
 from convmesh.cli.plan import plan
@@ -33,6 +34,7 @@ app.command("plan")(plan)
 app.command("calibrate")(calibrate)
 app.command("verify")(verify)
 app.command("report")(report)
+app.command("compare")(compare)
 app.command("doctor")(doctor)
 app.add_typer(profile.app, name="profile")
 app.add_typer(data.app, name="data")

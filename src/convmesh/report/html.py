@@ -38,6 +38,22 @@ class Report:
     profile_dir: Path | None = None
     problem: str = ""
 
+    @classmethod
+    def of_profile(cls, folder: Path) -> Report:
+        """Of a profile without a run.
+
+        Args:
+            folder: The folder of the profile, or one that holds it.
+
+        Returns:
+            An empty run, and what the profile says.
+
+        Raises:
+            ProfileError: If it can't be read.
+        """
+        found = find_profile(folder) or folder
+        return cls(run=RunData(run_dir=folder), analysis=analyse(load_trace(found)), profile_dir=found)
+
     def plan(self, language: str) -> PlanSection:
         """The plan, and its predictions against what was measured."""
         return plan_section(self.run, self.analysis, texts(language, "report"))
