@@ -87,7 +87,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("command", convmesh_commands())
 def test_each_command_runs_as_far_as_it_can_here(command: str, clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = command.split()
-    if words[0] in ("calibrate", "doctor", "profile", "report") or words[:2] == ["data", "fetch"]:
+    if words[0] in ("calibrate", "compare", "doctor", "profile", "report") or words[:2] == ["data", "fetch"]:
         pytest.skip("tested in tests/multiprocess or tests/unit/data: it starts ranks, needs a run, or fetches")
     if len(words) == 1 or words[-1] == "CONFIG":
         pytest.skip("named in running text without its arguments")

@@ -177,7 +177,8 @@ def column_chart(  # noqa: PLR0913 - one keyword per thing that can be seen
     clean = [[max(0.0, value) / unit_divisor if math.isfinite(value) else 0.0 for value in stack] for stack in stacks]
     y_scale = fit_scale([sum(stack) for stack in clean], start=_BOTTOM, end=_TOP, from_zero=True)
     pitch = (_RIGHT - _LEFT) / len(clean)
-    width = min(56.0, 0.72 * pitch)
+    # Gaps of less than a pixel would make stripes of many columns.
+    width = min(56.0, 0.72 * pitch) if pitch >= 6 else pitch + 0.2
     centres = [_LEFT + (rank + 0.5) * pitch for rank in range(len(clean))]
     stride = max(1, math.ceil(len(clean) / 11))
     columns = columns or ColumnNames("rank", [str(rank) for rank in range(len(clean))])

@@ -61,7 +61,6 @@ class HeatMap:
     limit: float
     largest: float
     worst: tuple[tuple[str, int, int, float], ...]
-    num_classes: int
     grouped: bool
 
 
@@ -136,7 +135,6 @@ def class_heat_map(run: RunData, words: Words) -> HeatMap | None:
         limit=max(1.0, grid.largest),
         largest=grid.largest,
         worst=tuple(worst_classes(counts, names)),
-        num_classes=counts.shape[1],
         grouped=grid.deviation_RC.shape != counts.shape,
     )
 

@@ -70,7 +70,7 @@ def print_profile(
 
 
 def _bars(analysis: Analysis, words: Mapping[str, str]) -> Table:
-    """A bar per rank, as long as its step, and its parts in milliseconds; of many ranks the first ones."""
+    """A bar per rank, as long as its step, and its parts in milliseconds; of many ranks those that stand out."""
     table = Table(box=None, pad_edge=False)
     table.add_column(words["rank"], justify="right")
     table.add_column(words["step"], width=_BAR)
@@ -80,15 +80,21 @@ def _bars(analysis: Analysis, words: Mapping[str, str]) -> Table:
             Text(f"{_LETTERS[name]}{words[f'short_{name}']}", _STYLES[name], no_wrap=True), justify="right"
         )
     longest = max(float(sum(value_R[rank] for _, value_R in parts)) for rank in range(len(analysis.ranks))) or 1.0
-    for rank, number in enumerate(analysis.ranks[:_MAX_RANKS]):
+    for rank in _shown(analysis):
         bar = Text(no_wrap=True)
         for name, value_R in parts:
             bar.append(_LETTERS[name] * round((_BAR - 1) * float(value_R[rank]) / longest), _STYLES[name])
-        table.add_row(str(number), bar, *(milliseconds(float(value_R[rank])) for _, value_R in parts))
+        table.add_row(str(analysis.ranks[rank]), bar, *(milliseconds(float(value_R[rank])) for _, value_R in parts))
     left_out = len(analysis.ranks) - _MAX_RANKS
     if left_out > 0:
         table.add_row("", words["rank_left_out"].format(number=left_out))
     return table
+
+
+def _shown(analysis: Analysis) -> list[int]:
+    """Places of the ranks that get a bar: all, or of many those that stand out and the first others."""
+    marked = [analysis.ranks.index(rank) for straggler in analysis.stragglers for rank in straggler.ranks]
+    return sorted(list(dict.fromkeys([*marked, *range(len(analysis.ranks))]))[:_MAX_RANKS])
 
 
 def _table(titles: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:

@@ -88,6 +88,13 @@ def test_a_terminal_gets_a_line_per_rank_and_what_stands_out(capsys: pytest.Capt
     assert max(len(line) for line in said.splitlines()) <= 80
 
 
+def test_a_terminal_shows_the_slow_one_of_many_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_profile(analyse(generate(Recipe(mesh={"data": 40}, extra_compute={33: 0.3}))), Console(width=80))
+
+    bars = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "###" in line]
+    assert bars == [*map(str, range(15)), "33"]
+
+
 def test_the_command_shows_a_stored_profile_and_writes_its_page(tmp_path: Path) -> None:
     save_trace(generate(Recipe(num_steps=6)), tmp_path / "run" / "profile")
 
