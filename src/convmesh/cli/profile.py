@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,5 +147,7 @@ def _write(analysis: Analysis, folder: Path, *, language: str, cluster: Cluster 
             content["collectives_by_cluster"] = achieved_json(against_cluster(analysis, cluster))
         typer.echo(json.dumps(content, indent=2))
         return
-    print_profile(analysis, Console(), language=language, cluster=cluster)
+    # Tables are wide: a file or pipe has room for them where a narrow terminal has not.
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    print_profile(analysis, console, language=language, cluster=cluster)
     typer.echo(f"Report: {page}")
