@@ -51,6 +51,7 @@ def test_a_slow_rank_a_slow_loader_and_a_slow_link_are_told_apart(engine: str, t
     assert (whole.idle_RS.sum() / whole.step_RS.sum()) < 0.25
     assert json.loads(said)["num_steps"] == 3 * PHASE
     assert (tmp_path / "run" / "profile" / "profile.html").exists()
+    assert "One step on all ranks" in (tmp_path / "run" / "report.html").read_text("utf-8")
 
     computing, loading, link = (_of_phase(tmp_path, phase) for phase in range(3))
     assert _named(computing) == ((1,), "compute")

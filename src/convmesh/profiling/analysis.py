@@ -9,7 +9,8 @@ import numpy as np
 
 from convmesh.profiling.breakdown import Breakdown, break_down
 from convmesh.profiling.events import Floats, Integers, Trace
-from convmesh.profiling.matching import align, match
+from convmesh.profiling.intervals import Cover
+from convmesh.profiling.matching import Matched, align, match
 from convmesh.profiling.steps import Spread, spread_of, steady_steps
 from convmesh.profiling.stragglers import Straggler, find_stragglers
 from convmesh.profiling.tables import CollectiveRow, Row, collective_table, layer_table
@@ -24,7 +25,8 @@ class Analysis:
         breakdown: Where the time of all steps went.
         steady: The same without the first steps that were set apart.
         warmup_S: Numbers of the steps set apart.
-        waiting_RS: Seconds that each rank waited in collectives for the last to arrive, of all steps, shape (R, S).
+        waiting_RS: Seconds that each rank waited in collectives for the last to arrive while it computed nothing, of
+            all steps, shape (R, S).
         spread: How the steady steps vary.
         stragglers: Ranks that keep others waiting.
         layers: Costs by layer or operation, costliest first.
@@ -98,11 +100,7 @@ def analyse(trace: Trace, *, one_clock: bool = False) -> Analysis:
     steady = breakdown.of_steps(steady_S)
     matched = match(trace)
     ranks = tuple(events.rank for events in trace.ranks)
-    waiting_RS = np.zeros(breakdown.step_RS.shape)
-    for group in matched:
-        place_C = np.searchsorted(breakdown.step_S, group.step_C)
-        for rank, waiting_C in zip(group.ranks, group.waiting_seconds, strict=True):
-            np.add.at(waiting_RS[ranks.index(rank)], place_C, waiting_C)
+    waiting_RS = _waiting(trace, matched, breakdown)
     return Analysis(
         trace=trace,
         breakdown=breakdown,
@@ -116,3 +114,19 @@ def analyse(trace: Trace, *, one_clock: bool = False) -> Analysis:
         peak_memory_bytes=tuple(int(events.memory_bytes_M.max(initial=0)) for events in trace.ranks),
         num_unmatched_steps=sum(group.num_unmatched_steps for group in matched),
     )
+
+
+def _waiting(trace: Trace, matched: list[Matched], breakdown: Breakdown) -> Floats:
+    """Seconds of each rank and step in which it waits for others and computes nothing."""
+    place = {events.rank: index for index, events in enumerate(trace.ranks)}
+    computes = [events.of_kind("compute", "optimizer") for events in trace.ranks]
+    covers = [
+        Cover(events.start_E[mask], events.end_E[mask]) for events, mask in zip(trace.ranks, computes, strict=True)
+    ]
+    waiting_RS = np.zeros(breakdown.step_RS.shape)
+    for group in matched:
+        place_C = np.searchsorted(breakdown.step_S, group.step_C)
+        for rank, begin_C, waiting_C in zip(group.ranks, group.begin_times, group.waiting_seconds, strict=True):
+            hidden_C = covers[place[rank]].within(begin_C, begin_C + waiting_C)
+            np.add.at(waiting_RS[place[rank]], place_C, waiting_C - hidden_C)
+    return np.minimum(waiting_RS, breakdown.exposed_RS)

@@ -44,16 +44,32 @@ class Matched:
     num_unmatched_steps: int = 0
 
     @property
+    def begin_times(self) -> Floats:
+        """When each rank could begin: when it came, or was through with the one before if that is later, shape (R, C).
+
+        Buckets of gradients are handed over while earlier ones still travel; that they queue is nobody's lateness.
+        """
+        if not len(self.step_C):
+            return self.start_RC
+        order = np.argsort(self.end_RC.max(axis=0), kind="stable")
+        free_RC = np.maximum.accumulate(self.end_RC[:, order], axis=1)
+        begin_RC = self.start_RC.copy()
+        begin_RC[:, order[1:]] = np.maximum(self.start_RC[:, order[1:]], free_RC[:, :-1])
+        begun_RC: Floats = np.minimum(begin_RC, self.end_RC)
+        return begun_RC
+
+    @property
     def waiting_seconds(self) -> Floats:
         """Seconds that each rank waited for the last to arrive, at most those it spent there, shape (R, C)."""
-        late_RC = self.start_RC.max(axis=0) - self.start_RC
-        waiting_RC: Floats = np.clip(late_RC, 0.0, self.end_RC - self.start_RC)
+        begin_RC = self.begin_times
+        late_RC = self.start_RC.max(axis=0) - begin_RC
+        waiting_RC: Floats = np.clip(late_RC, 0.0, self.end_RC - begin_RC)
         return waiting_RC
 
     @property
     def transfer_seconds(self) -> Floats:
-        """Seconds from the last arrival to the last end: what moving the bytes took, shape (C,)."""
-        transfer_C: Floats = np.maximum(self.end_RC.max(axis=0) - self.start_RC.max(axis=0), 0.0)
+        """Seconds from when all could begin to the last end: what moving the bytes took, shape (C,)."""
+        transfer_C: Floats = np.maximum(self.end_RC.max(axis=0) - self.begin_times.max(axis=0), 0.0)
         return transfer_C
 
 

@@ -47,7 +47,7 @@ class CollectiveRow:
         num_ranks: Ranks of a group.
         num_per_step: Collectives in a step.
         num_bytes: Input bytes of one; 0 if not known.
-        transfer_seconds: From the last arrival to the end, median.
+        transfer_seconds: From when all ranks could begin to the end, median.
         waiting_seconds: That a rank waits for the last to arrive, mean.
         bytes_per_second: Input bytes over ``transfer_seconds``; 0 if bytes are not known.
     """

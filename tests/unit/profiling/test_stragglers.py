@@ -94,6 +94,27 @@ def test_collectives_are_matched_by_order_and_steps_with_other_numbers_counted()
     assert part.num_unmatched_steps == 1
 
 
+def test_collectives_in_a_queue_are_neither_slow_nor_waited_for() -> None:
+    # Both ranks hand over two buckets while they compute; rank 1 hands over the second one late.
+    ranks = []
+    for rank, second in ((0, 1.0), (1, 4.5)):
+        builder = EventBuilder(rank)
+        builder.add_step(0, start=0.0, end=8.0)
+        builder.add("compute", "backward", start=0.0, end=4.0)
+        builder.add("communication", "all-reduce", start=1.0, end=3.0, axis="data", lane="beside", num_bytes=2)
+        builder.add("communication", "all-reduce", start=second, end=6.5, axis="data", lane="beside", num_bytes=2)
+        ranks.append(builder.build())
+
+    analysis = analyse(Trace(ranks=tuple(ranks), source="", mesh={"data": 2}), one_clock=True)
+
+    (row,) = analysis.collectives
+    assert row.transfer_seconds == pytest.approx(2.0)
+    assert row.bytes_per_second == pytest.approx(1.0)
+    # Rank 0 could begin the second one at 3.0 and waits until 4.5, of which it computes until 4.0.
+    assert row.waiting_seconds == pytest.approx(1.5 / 4)
+    assert analysis.waiting_RS.tolist() == [[pytest.approx(0.5)], [0.0]]
+
+
 def test_clocks_are_brought_together_over_all_axes() -> None:
     offset = {0: 0.0, 1: 5.0, 2: -300.0, 3: 0.25}
     recipe = Recipe(mesh={"data": 2, "channel": 2}, extra_compute={2: 0.1}, offset=offset)
