@@ -1,5 +1,6 @@
 """The shipped examples: each is read, explains itself, and passes a dry run."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,11 +9,19 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from convmesh import api
 from convmesh.cli.main import app
 from convmesh.config import load_config
 from convmesh.data.prepared import write_prepared
+from convmesh.engines.contract import Observation
+from convmesh.training.verification import Subject, expected_collectives
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+PLANS = sorted((Path(__file__).parents[2] / "examples" / "plans").glob("*.yaml"))
+NOTHING_SEEN = Observation(
+    losses=(), outputs=(), gradients={}, parameters={}, buffers={}, saved_bytes=None, peak_memory_bytes=0,
+    parameter_bytes=(4,),
+)  # fmt: skip
 NEEDED = {"cnn_small_cifar10", "resnet18_cifar10", "resnet50_imagenet", "resnet152_imagenet", "digits"}
 
 
@@ -61,6 +70,28 @@ def test_a_dry_run_passes(path, engine, data, monkeypatch):
     assert result.exit_code == 0, result.output + str(result.exception)
     assert "nothing is wrong" in result.output
     assert re.search(r"mindspore\.parallel\.cluster\.run|torch\.distributed\.run", result.output)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("engine", ["mindspore", "torch"])
+def test_check_foretells_what_verify_counts(plan, engine, data, monkeypatch):
+    pytest.importorskip(engine)
+    monkeypatch.setenv("CONVMESH_DATA", str(data / "cache"))
+    _prepare("cifar10", data / "cache")
+    config = str(plan.parents[1] / "cnn_small_cifar10.yaml")
+    command = ["check", config, "--plan", str(plan), "--engine", engine, "--json", "--set", "train.device=cpu"]
+    result = CliRunner().invoke(app, command)
+    told = {entry["kind"]: (entry["number"], entry["num_bytes"]) for entry in json.loads(result.output)["collectives"]}
+    prepared = api.prepare(config, plan=str(plan), engine=engine, overrides=("train.device=cpu",))
+    subject = Subject(prepared.run, prepared.mesh, prepared.device, prepared.plan)
+    # Verify adds what an update sends besides: gradients and the norm, by all-reduces.
+    expected = {
+        entry.kind: (entry.number, entry.num_bytes)
+        for entry in expected_collectives(subject, NOTHING_SEEN)["data"]
+        if entry.kind != "all-reduce"
+    }
+    assert told == expected
+    assert "all-to-all" in told
 
 
 def _prepare(source, cache):

@@ -51,7 +51,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter per option
         typer.echo(f"{config}: nothing is wrong on {prepared.mesh} with {prepared.run.engine} on {prepared.device}.")
         if prepared.plan is not None:
             for resolved in prepared.plan.resolved.split_axes:
-                typer.echo(_describe(resolved))
+                typer.echo(_describe(resolved, prepared.run.engine))
             for line in _execution_lines(prepared.plan):
                 typer.echo(line)
     if mistakes:
@@ -93,7 +93,7 @@ def _as_dict(prepared: PreparedRun | None, mistakes: tuple[ConvMeshError, ...]) 
             found["collectives"] = [
                 {"axis": resolved.axis, **vars(entry)}
                 for resolved in prepared.plan.resolved.split_axes
-                for entry in _collectives(resolved)
+                for entry in _collectives(resolved, prepared.run.engine)
             ]
             found["execution"] = dataclasses.asdict(prepared.plan.plan.execution)
             found["recomputed"] = [block.name for block in prepared.plan.resolved.recomputed]
@@ -116,10 +116,11 @@ def _operators(resolved: ResolvedPlan) -> list[dict[str, Any]]:
     ]
 
 
-def _collectives(resolved: ResolvedPlan) -> tuple[Any, ...]:
+def _collectives(resolved: ResolvedPlan, engine: str) -> tuple[Any, ...]:
     from convmesh.plan.collectives import channel_collectives
+    from convmesh.training.verification import samples_told
 
-    return channel_collectives(resolved, position=0)
+    return channel_collectives(resolved, position=0, samples=samples_told(engine))
 
 
 def _execution_lines(plan: RunPlan) -> Iterator[str]:
@@ -146,7 +147,7 @@ def _execution_lines(plan: RunPlan) -> Iterator[str]:
     )
 
 
-def _describe(resolved: ResolvedPlan) -> str:
+def _describe(resolved: ResolvedPlan, engine: str) -> str:
     rows = [row for row in _operators(resolved) if row["kind"] in ("convolution", "dense") or _communicates(row)]
     width = max((len(row["name"]) for row in rows), default=0)
     lines = []
@@ -154,7 +155,8 @@ def _describe(resolved: ResolvedPlan) -> str:
         border = ", ".join(f"{row[place]} {place} it" for place in ("before", "after") if _talks(row[place]))
         lines.append(f"  {row['name']:{width}}  {row['split']:12}  {border}".rstrip())
     lines.append(f"Per micro-batch over the {resolved.axis} axis, on rank 0:")
-    lines += [f"  {entry.number} x {entry.kind}, {format_bytes(entry.num_bytes)}" for entry in _collectives(resolved)]
+    found = _collectives(resolved, engine)
+    lines += [f"  {entry.number} x {entry.kind}, {format_bytes(entry.num_bytes)}" for entry in found]
     return "\n".join(lines)
 
 

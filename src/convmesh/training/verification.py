@@ -16,7 +16,7 @@ from convmesh.config import RunConfig
 from convmesh.engines.contract import Arrays, Observation
 from convmesh.errors import ConfigError
 from convmesh.mesh import Mesh
-from convmesh.plan.collectives import Expected, data_collectives, together, update_collectives
+from convmesh.plan.collectives import Expected, SamplesTold, data_collectives, together, update_collectives
 from convmesh.training.compare import Worst, by_kind, compare, smallest_changes
 from convmesh.training.launch import launch, plan_launch
 from convmesh.training.planning import RunPlan
@@ -274,7 +274,7 @@ def _check_collectives(subject: Subject, first: Observation) -> tuple[Collective
         counted[count.axis, count.kind] = number + count.number, num_bytes + count.num_bytes
     told = {
         (axis, entry.kind): (entry.number, entry.num_bytes)
-        for axis, entries in _expected(subject, first).items()
+        for axis, entries in expected_collectives(subject, first).items()
         for entry in entries
     }
     return tuple(
@@ -282,7 +282,16 @@ def _check_collectives(subject: Subject, first: Observation) -> tuple[Collective
     )
 
 
-def _expected(subject: Subject, first: Observation) -> Mapping[str, Sequence[Expected]]:
+def expected_collectives(subject: Subject, first: Observation) -> Mapping[str, Sequence[Expected]]:
+    """The closed form of what one update communicates.
+
+    Args:
+        subject: What is verified.
+        first: What was noted on rank 0, for the sizes of its parameters and buffers.
+
+    Returns:
+        By axis, one entry per kind of collective.
+    """
     num_shards = subject.mesh.size("data")
     strategy = subject.run.strategy
     found: dict[str, Sequence[Expected]] = {}
@@ -336,10 +345,24 @@ def _expected_of_mindspore(subject: Subject, first: Observation) -> Mapping[str,
             element_bytes=_BYTES[subject.dtype],
             deterministic=subject.device == "cpu",
             norm_bytes=partition.NORM_BYTES,
-            samples=partition.SAMPLES,
+            samples=samples_told(subject.run.engine),
         )
         found[resolved.axis] = together(found.get(resolved.axis, ()), told)
     return found
+
+
+def samples_told(engine: str) -> SamplesTold:
+    """What an engine sends besides tensors where ranks exchange samples for channels.
+
+    Args:
+        engine: ``"torch"`` or ``"mindspore"``.
+
+    Returns:
+        Its bytes; numbers of samples are fixed in MindSpore's graphs, so that nobody tells them.
+    """
+    from convmesh.engines.mindspore.partition import SAMPLES
+
+    return SAMPLES if engine == "mindspore" else SamplesTold()
 
 
 def _memory(ranks: Sequence[Observation], alone: Observation) -> Memory:
