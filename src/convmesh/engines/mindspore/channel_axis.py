@@ -93,10 +93,18 @@ class ChannelAxis(DataAxis):
         """
         make = getattr(ops, operator)
         made = make() if self._group is None else make(group=self._group)
-        # The compiler merges operators of one input if nothing tells them apart: fewer than the plan has told.
-        for name, value in ((KIND, kind), (OWN, share[0]), (ALL, share[1]), (_NUMBER, next(self._numbers))):
+        for name, value in ((KIND, kind), (OWN, share[0]), (ALL, share[1])):
             made.add_prim_attr(name, value)
-        return made
+        return self.apart(made)
+
+    def apart(self, operator: Any) -> Any:
+        """An operator that the compiler does not merge with an equal one of the same input.
+
+        It would leave fewer collectives than the plan has told, and keep what should be gathered again. All-reduces it
+        merges in spite of their numbers; so what makes their inputs has to be told apart.
+        """
+        operator.add_prim_attr(_NUMBER, next(self._numbers))
+        return operator
 
     def own(self, whole: np.ndarray, lists: Lists, *, dim: int) -> np.ndarray:
         """This rank's part of a whole array, as an array of its own."""
@@ -225,7 +233,8 @@ class Spread(nn.Cell):
         places[list(own)] = np.arange(len(own))
         self.places = Tensor(places)
         # ops.Pad takes 180 ms where these take 2 ms.
-        self.slice, self.zeros, self.join, self.pick = ops.Slice(), ops.ZerosLike(), ops.Concat(1), ops.Gather()
+        self.slice, self.zeros, self.join = ops.Slice(), ops.ZerosLike(), ops.Concat(1)
+        self.pick = axis.apart(ops.Gather())
 
     def construct(self, part: Tensor) -> Tensor:
         """Shape (N, C, ...)."""

@@ -135,7 +135,7 @@ class GatherSamples(OfSamples):
         self.native = axis.gathers
         operator = "AllGather" if self.native else "AllReduce"
         self.collect = axis.collective(operator, kind, share=(1, axis.size))
-        self.zeros, self.join, self.pick = ops.ZerosLike(), ops.Concat(0), ops.Gather()
+        self.zeros, self.join, self.pick = ops.ZerosLike(), ops.Concat(0), axis.apart(ops.Gather())
         self.rows = Tensor(np.zeros(1, np.int32))
 
     def expect(self, num_own: int, capacity: int) -> None:
