@@ -18,6 +18,7 @@ from convmesh.engines.torch.channel_transport import Messages, Native, Transport
 from convmesh.engines.torch.collectives import DataAxis
 from convmesh.engines.torch.engine import TorchEngine, _group
 from convmesh.engines.torch.parallelize import apply
+from convmesh.engines.torch.recompute import recompute
 from convmesh.engines.torch.trace import trace
 from convmesh.errors import ConvMeshError
 from convmesh.graph import Graph
@@ -96,6 +97,7 @@ def compare(
     plan = by_rule(graph, axis.size, **settings) if entries == "rule" else plan_of(entries, axis.size, **settings)
     resolved = resolve(graph, plan)
     apply(network, resolved, axis)
+    recompute(network, resolved.recomputed)
     split = split_of(network)
     assert split is not None
     torch.manual_seed(5)

@@ -158,7 +158,121 @@ class DenseHead(nn.Module):
         return self.head(self.features(x))
 
 
+class Softmaxes(nn.Module):
+    """Softmax over channels as a function, a method and a module, and its logarithm, the same function over pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 9, 3, padding=1)
+        self.conv2 = nn.Conv2d(9, 10, 3, stride=2, padding=1)
+        self.conv3 = nn.Conv2d(10, 12, 1)
+        self.softmax = nn.Softmax(dim=1)
+        self.conv4 = nn.Conv2d(12, 10, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv1(x)
+        x = x * F.softmax(3 * x, dim=1) + x.softmax(-1)
+        x = F.log_softmax(self.conv2(x), dim=1)
+        x = self.softmax(input=self.conv3(x))
+        return self.conv4(x).log_softmax(1).mean((2, 3))
+
+
+class LayerNorms(nn.Module):
+    """Layer norm over channels, and over channels and pixels, as a function with own, with no, and as a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 7, 3, stride=2, padding=1)
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 7 * 8 * 8).view(7, 8, 8))
+        self.bias = nn.Parameter(torch.linspace(-1, 1, 7 * 8 * 8).view(7, 8, 8))
+        self.conv2 = nn.Conv2d(7, 9, 3, padding=1)
+        self.conv3 = nn.Conv2d(9, 10, 3, stride=2, padding=1)
+        self.norm = nn.LayerNorm(10)
+        self.fc1 = nn.Linear(10, 12)
+        self.fc2 = nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.layer_norm(self.conv1(x), (7, 8, 8), self.weight, self.bias, eps=1e-4)
+        x = F.layer_norm(torch.tanh(self.conv2(x)), [9, 8, 8])
+        x = self.norm(torch.tanh(self.conv3(x)).mean((2, 3)))
+        return self.fc2(F.layer_norm(self.fc1(x), (12,)))
+
+
+class Reductions(nn.Module):
+    """Sums, means and maxima over channels, over channels and pixels, and of ties, in a loop and in a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 10, 3, padding=1)
+        self.conv2 = nn.Conv2d(10, 9, 3, padding=1)
+        self.mix = nn.Conv2d(5, 8, 3, padding=1)
+        self.conv3 = nn.Conv2d(8, 10, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = []
+        for conv in (self.conv1, self.conv2):
+            x = F.relu(conv(x))  # Many zeros, so that maxima are shared.
+            found.append(x.amax(dim=1, keepdim=True) if conv is self.conv1 else torch.max(x, 1)[0].unsqueeze(1))
+            found.append(x.mean(1, keepdim=True))
+        found.append(torch.sum(x, dim=(1, 3), keepdim=True) / 9 * torch.ones_like(found[0]))
+        if x.shape[2] > 4:
+            y = self.conv3(F.relu(self.mix(torch.cat(found, dim=1))))
+        top = torch.amax(y, dim=(1, 2, 3)) + y.sum(dim=[1, 2, 3]) / 100
+        return y.mean((2, 3)) + top[:, None]
+
+
+class Pieces(nn.Module):
+    """Gated and residual pieces of channels, of equal and of unequal sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3, padding=1)
+        self.bn = nn.BatchNorm2d(16)
+        self.conv2 = nn.Conv2d(8, 15, 3, padding=1)
+        self.conv3 = nn.Conv2d(4, 5, 1)
+        self.conv4 = nn.Conv2d(11, 10, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = torch.tanh(self.bn(self.conv1(x))).chunk(2, dim=1)
+        x = self.conv2(value * torch.sigmoid(gate))
+        first, second, third = torch.split(x, [6, 4, 5], dim=1)
+        return self.conv4(torch.cat([first, third + self.conv3(second)], dim=1)).mean((2, 3))
+
+
+class AlongBlock(nn.Module):
+    """Softmax, pieces, maximum and layer norm over channels in a residual block, its last sum for its output alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(8, 12, 3, padding=1)
+        self.conv2 = nn.Conv2d(7, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = self.conv1(torch.tanh(F.layer_norm(x, x.shape[1:]))).chunk(2, dim=1)
+        y = value.softmax(1) * gate
+        y = self.conv2(torch.cat([y, y.amax(1, keepdim=True)], dim=1))
+        return F.log_softmax(y, dim=1) + x
+
+
+class AlongBlocks(nn.Module):
+    """Two such blocks, to be recomputed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.blocks = nn.Sequential(AlongBlock(), AlongBlock())
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.blocks(self.stem(x)).mean((2, 3)))
+
+
 EXTRA = {
+    "along_blocks": AlongBlocks,
+    "softmaxes": Softmaxes,
+    "layer_norms": LayerNorms,
+    "reductions": Reductions,
+    "pieces": Pieces,
     "dense_head": DenseHead,
     "dense_head_plain": lambda: DenseHead(plain=True),
     "norms": Norms,

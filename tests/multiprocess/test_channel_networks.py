@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from convmesh.plan.plan import Execution
 from tests.multiprocess.ranks import RankPool
 from tests.networks_torch import NETWORKS
 
@@ -17,6 +18,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.multiprocess]
 Pools = Callable[[str, int], RankPool]
 CASE = "tests.multiprocess.channel_cases:networks"
 RULE: Any = "rule"
+ALONG = ("softmaxes", "layer_norms", "reductions", "pieces")
 
 # Plans by hand: uneven and scattered channels, kept inputs, some layers whole.
 BY_HAND: list[tuple[str, Any, dict[str, Any]]] = [
@@ -38,13 +40,23 @@ BY_HAND: list[tuple[str, Any, dict[str, Any]]] = [
     ("swish", {"conv1": "out_channels", "act1.*": "whole", "conv3": "in_channels"}, {}),
     ("shufflenet", {"stem": "out_channels", "grouped": "groups", "units.0.conv2": "groups"}, {}),
     ("cnn-small", {"*": "in_channels", "conv1": "whole"}, {"channels_last": True}),
+    ("softmaxes", {"conv?": {"split": "out_channels", "partition": "round_robin"}, "softmax": "whole"}, {}),
+    ("layer_norms", {"conv1": {"split": "out_channels", "partition": (5, 2)}, "fc1": "out_channels"}, {}),
+    ("reductions", {"conv1": {"split": "out_channels", "partition": ((9, 1, 4), (0, 2, 3, 5, 6, 7, 8))}}, {}),
+    ("pieces", {"conv1": "out_channels", "conv2": {"split": "in_channels", "partition": (1, 14)}}, {}),
+    (
+        "pieces",
+        {"conv1": {"split": "out_channels", "partition": ((15, 7, 2, 3, 4, 10, 11, 12), (0, 8, 1, 9, 5, 13, 6, 14))}},
+        {"channels_last": True},
+    ),
 ]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_networks_by_rule_equal_one_device(rank_pool: Pools, num_ranks: int) -> None:
-    names = [*NETWORKS, "norms", "random", "slopes", "scales", "tied"]
+    names = [*NETWORKS, "norms", "random", "slopes", "scales", "tied", *ALONG]
     cases = [(name, RULE, {"channels_last": number % 2 == 0}) for number, name in enumerate(names)]
+    cases.append(("along_blocks", RULE, {"execution": Execution(recompute=("*",))}))
     cases += [(name, RULE, {"opaque": "gather"}) for name in ("opaque_module", "opaque_function")]
     check(rank_pool("torch", num_ranks).run(CASE, cases=cases, timeout_seconds=110), cases)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.graph_builder import GRAPHS, Builder
 
-from convmesh.graph import Graph
+from convmesh.graph import Edge, Graph, Node, Parameter
 from convmesh.mesh import Mesh
 from convmesh.plan import CHANNEL, Plan, Resolved, resolve
 from convmesh.plan.placement import Replicate
@@ -29,7 +29,30 @@ def squeeze_excite() -> Graph:
     return build.graph(build.dense_head(x))
 
 
-NETWORKS = {**GRAPHS, "squeeze_excite": squeeze_excite}
+def along_channels() -> Graph:
+    """Gated pieces, softmax and layer norm over channels, and a maximum that is joined to others; some are calls."""
+    build = Builder()
+    x = build.relu("relu0", build.convolution("conv0", "input", 14))
+    pieces = Node(
+        name="split", kind="split", attributes={"dim": 1, "sizes": (7, 7)}, inputs=(Edge(x),),
+        output_shapes=((2, 7, 8, 8),) * 2, call=0,
+    )  # fmt: skip
+    build.nodes.append(pieces)
+    gated = Node(
+        name="gated", kind="multiply", inputs=(Edge("split", 0), Edge("split", 1)), output_shapes=((2, 7, 8, 8),)
+    )
+    build.nodes.append(gated)
+    y = build.convolution("conv1", "gated", 9)
+    y = build.add("softmax", "softmax", y, (2, 9, 8, 8), attributes={"dim": 1, "log": False}, module="", call=1)
+    top = {"dims": (1,), "keep_dims": True, "ties": "all"}
+    top_y = build.add("amax", "amax", y, (2, 1, 8, 8), attributes=top, module="", call=2)
+    z = build.convolution("conv2", build.concat("joined", (y, top_y)), 6)
+    parameters = tuple(Parameter(f"norm.{role}", (6, 8, 8), role) for role in ("weight", "bias"))
+    z = build.add("norm", "layer_norm", z, (2, 6, 8, 8), attributes={"num_dims": 3, "eps": 1e-5}, parameters=parameters)
+    return build.graph(build.dense_head(z))
+
+
+NETWORKS = {**GRAPHS, "squeeze_excite": squeeze_excite, "along": along_channels}
 
 
 def chosen_at_random(graph: Graph, seed: int, num_ranks: int) -> dict[str, Way]:

@@ -121,4 +121,5 @@ def _node(operator: Operator, names: Mapping[str, str]) -> Node:
         parameters=operator.parameters,
         dtype=operator.dtype,
         module=operator.module,
+        call=operator.call,
     )

@@ -11,7 +11,7 @@ FLOPs count multiplications and additions apart (twice the multiply-adds) and al
 | convolution, dense | 2 per multiply-add; 1 per output for a bias | forward for the weight, and for the input |
 | batch, group, instance, layer norm | 8 per element (mean 1, variance 3, scaling 4) | 8 (two sums 3, input 5) |
 | pooling | elements of a window per output | average: the same; maximum: 1 per output |
-| global and adaptive pooling, mean, sum | 1 per input element | 1 per input element |
+| global and adaptive pooling, mean, sum, maximum along dims | 1 per input element | 1 per input element |
 | softmax | 5 per element | 4 |
 | dropout | 2 per element | 1 |
 | add, multiply, element-wise | `convmesh.graph.elementwise`, per output element | same table |

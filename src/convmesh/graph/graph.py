@@ -91,6 +91,8 @@ class Node:
         module: Path of the module in which it is written, as users see it; empty for the network itself. Whether a
             ReLU is written as a module or as a function is no part of what a network computes: graphs that differ in
             this alone are equal.
+        call: Which call of its module it is, counting those of functions that the engine can put others in place of;
+            None where it can't. Like the module no part of what the network computes.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Node:
     parameters: tuple[Parameter, ...] = ()
     dtype: str = "float32"
     module: str = field(default="", compare=False)
+    call: int | None = field(default=None, compare=False)
 
     @property
     def shape(self) -> Shape:
@@ -270,6 +273,7 @@ def _node_as_dict(node: Node) -> dict[str, Any]:
         "name": node.name,
         "kind": node.kind,
         "module": node.module,
+        **({} if node.call is None else {"call": node.call}),
         "dtype": node.dtype,
         "attributes": dict(node.attributes),
         "inputs": [[edge.node, edge.output] for edge in node.inputs],
@@ -286,6 +290,7 @@ def _node_from_dict(entry: Mapping[str, Any]) -> Node:
         name=entry["name"],
         kind=entry["kind"],
         module=entry["module"],
+        call=entry.get("call"),
         dtype=entry["dtype"],
         attributes={name: _as_tuple(value) for name, value in entry["attributes"].items()},
         inputs=tuple(Edge(name, int(output)) for name, output in entry["inputs"]),

@@ -29,6 +29,7 @@ before and after, per spatial dim.
 | ``transpose`` | order (output dim i is input dim order[i]) |
 | ``channel_shuffle`` | groups |
 | ``mean``, ``sum`` | dims, keep_dims |
+| ``amax`` | dims, keep_dims, ties (all: equal maxima share the gradient; first: it is the first one's) |
 | ``softmax`` | dim, log |
 | ``upsample`` | mode, output_size, align_corners |
 | ``pad`` | mode, padding (a pair per dim, from the first), value |

@@ -26,6 +26,7 @@ class Operator:
         dtype: Data type of its outputs.
         module: Path of the module in which it is written.
         origin: The framework's own name for it, for an operator without a rule.
+        call: As `convmesh.graph.graph.Node` tells.
     """
 
     key: str
@@ -37,6 +38,7 @@ class Operator:
     dtype: str = "float32"
     module: str = ""
     origin: str = ""
+    call: int | None = None
 
     @property
     def label(self) -> str:

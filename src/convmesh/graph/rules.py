@@ -61,6 +61,7 @@ RULES: Mapping[str, Rule] = {
     "channel_shuffle": Rule(shapes.unchanged, costs.nothing, saved.nothing, splits.free),
     "mean": Rule(shapes.reduction, costs.reduction, saved.nothing, splits.reduction),
     "sum": Rule(shapes.reduction, costs.reduction, saved.nothing, splits.reduction),
+    "amax": Rule(shapes.reduction, costs.reduction, saved.maximum, splits.reduction),
     "softmax": Rule(shapes.unchanged, costs.softmax, saved.output, splits.along),
     "upsample": Rule(shapes.upsample, costs.upsample, saved.nothing, splits.upsample),
     "pad": Rule(shapes.pad, costs.nothing, saved.nothing, splits.pad),

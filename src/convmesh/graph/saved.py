@@ -13,6 +13,7 @@ and running statistics are not activations. Per kind:
 | adaptive pooling | its input, unless it is a global mean |
 | element-wise | its input or output, as `convmesh.graph.elementwise` says |
 | multiply | each input that the other's gradient needs |
+| maximum along dims | its input and output; where the first of equal ones counts, its place as int64 |
 | softmax | its output |
 | dropout | its mask in the data type of the input, as on CPU (a fused CUDA kernel keeps one byte per element) |
 | the rest | nothing |
@@ -87,6 +88,13 @@ def norm(_graph: Graph, node: Node) -> Kept:
 def max_pool(_graph: Graph, node: Node) -> Kept:
     """The input and the place of each maximum."""
     return Kept(node.inputs[:1], num_bytes=math.prod(node.shape) * _INDEX_BYTES)
+
+
+def maximum(_graph: Graph, node: Node) -> Kept:
+    """The input and the output, which are compared; or the place of the first maximum."""
+    if node.attributes["ties"] == "first":
+        return Kept(num_bytes=math.prod(node.shape) * _INDEX_BYTES)
+    return Kept((*node.inputs[:1], Edge(node.name)))
 
 
 def adaptive_pool(graph: Graph, node: Node) -> Kept:

@@ -84,11 +84,12 @@ def per_sample_norm(_graph: Graph, node: Node) -> Splits:
 
 
 def layer_norm(_graph: Graph, node: Node) -> Splits:
-    """Only dims that are not normalised can be split."""
+    """Dims that are not normalised, and channels: of those it takes mean and variance of all ranks' parts."""
     first = len(node.shape) - node.attributes["num_dims"]
     refused = _weightless()
     for name in dim_names(node.shape)[first:]:
-        refused[name] = "its mean and variance span them: it needs them whole"
+        if name != "channels":
+            refused[name] = "its mean and variance span them: it needs them whole"
     return _splits(node, refused)
 
 
@@ -103,10 +104,13 @@ def adaptive_pool(_graph: Graph, node: Node) -> Splits:
 
 
 def along(_graph: Graph, node: Node) -> Splits:
-    """Every dim but the one along which it works; concat and split of channels change only the partition."""
+    """Every dim but the one along which it works, and channels.
+
+    Concat and split of channels change only the partition, softmax takes maximum and sum of all ranks' parts.
+    """
     dim = node.attributes["dim"]
     refused = _weightless()
-    if dim != 1 or node.kind in ("softmax", "slice"):
+    if dim != 1 or node.kind == "slice":
         refused[dim_names(node.shape)[dim]] = f"it works along this dim: a {node.kind} needs it whole"
     return _splits(node, refused)
 
@@ -146,12 +150,11 @@ def transpose(graph: Graph, node: Node) -> Splits:
 
 
 def reduction(graph: Graph, node: Node) -> Splits:
-    """Pixels can be split, also those that are summed; samples and channels only if they stay."""
+    """Channels and pixels can be split, also those over which it goes; samples only if they stay."""
     source = graph.input_shapes(node)[0]
     refused = _weightless()
-    for dim, name in enumerate(dim_names(source)):
-        if dim in node.attributes["dims"] and dim < 2:
-            refused[name] = f"it takes the {node.kind} over all of them"
+    if 0 in node.attributes["dims"]:
+        refused["samples"] = f"it takes the {node.kind} over all of them"
     return _splits(node, refused, shape=source)
 
 

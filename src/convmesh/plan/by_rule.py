@@ -17,17 +17,23 @@ all-reduces forward and communicates nothing backward, ``out_channels`` gathers,
 Whole stay: layers with too few channels for the ranks, what can't be replaced, and layers whose work per rank is below
 ``MIN_MULTIPLY_ADDS``, unless a split moves less than making their input whole. Grouped and depthwise convolutions are
 split by whole groups, at no cost.
+
+Layers make channels that are split into pieces later with a partition in which every rank has a part of each piece
+(`convmesh.plan.pieces`).
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from convmesh.graph import Edge, Graph, Node, node_cost, node_splits
 from convmesh.graph.graph import SOURCES
 from convmesh.mesh import Mesh
 from convmesh.plan import followers
+from convmesh.plan.along import REDUCTIONS, works_along
 from convmesh.plan.network import network_facts
+from convmesh.plan.pieces import partitions_for_pieces
 from convmesh.plan.plan import CHANNEL, Choice, Entry, Plan
 from convmesh.plan.resolve import hosts
 from convmesh.plan.weighted import WEIGHTED, Weighted
@@ -61,6 +67,7 @@ class _Rule:
         self._num_ranks = num_ranks
         self._min_multiply_adds = min_multiply_adds
         self._hosts = hosts(graph)
+        self._partitions = partitions_for_pieces(graph, num_ranks)
         self._sharded: set[Edge] = set()
 
     def choices(self) -> dict[str, Choice]:
@@ -68,7 +75,7 @@ class _Rule:
         found: dict[str, Choice] = {}
         for node in self._graph:
             if node.kind in WEIGHTED:
-                choice = found[node.name] = self._choose(node)
+                choice = found[node.name] = self._with_partition(node, self._choose(node))
                 sharded = choice.split != "whole" and choice.output == "sharded"
             else:
                 sharded = self._stays_sharded(node)
@@ -76,8 +83,15 @@ class _Rule:
                 self._sharded |= {Edge(node.name, output) for output in range(len(node.output_shapes))}
         return found
 
+    def _with_partition(self, node: Node, choice: Choice) -> Choice:
+        makes_own = choice.split == "out_channels" or (choice.split == "in_channels" and choice.output == "sharded")
+        lists = self._partitions.get(node.name) if makes_own else None
+        return choice if lists is None else replace(choice, partition=lists)
+
     def _stays_sharded(self, node: Node) -> bool:
-        if node.kind in SOURCES or followers.needs_whole(self._graph, node) is not None:
+        if node.kind in SOURCES or (node.kind in REDUCTIONS and works_along(self._graph, node)):
+            return False
+        if followers.needs_whole(self._graph, node, replaceable=node.name in self._hosts) is not None:
             return False
         return any(edge in self._sharded for edge in node.inputs)
 

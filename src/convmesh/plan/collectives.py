@@ -16,6 +16,8 @@ bytes of the whole tensor and ``b`` of a rank's part of it; counted are the inpu
 Where blocks are recomputed, what stands in the column *forward* happens once more for each change that what is kept in
 the block is made of (`convmesh.plan.repetition`): not for one that only the block's output needs.
 
+Operators along channels (`convmesh.plan.along`) exchange sums and statistics, B or b of their rows.
+
 A whole parameter used for own channels is all-reduced once per use. Each update adds one all-reduce of 16 bytes, by
 which the ranks agree on overflow and the gradient's norm; where bits of whole gradients may differ
 (`convmesh.plan.resolved.ResolvedPlan.replicas_may_differ`), one broadcast makes them equal before.
@@ -47,6 +49,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from convmesh.graph import Edge, Node
+from convmesh.plan.along import STATISTIC_BYTES, exchanges, num_rows
 from convmesh.plan.buckets import fill_buckets
 from convmesh.plan.placement import Change
 from convmesh.plan.plan import DATA
@@ -284,6 +287,8 @@ class _ClosedForm:
         if entry.after.kind != "none":
             shape, flows = self._graph.shape(Edge(node.name)), node.name in self._flowing
             yield from self._change(entry.after, shape, flows, node, again=node.name in self._again.after)
+        if entry.along and node.kind != "split":
+            yield from self._along(node)
         if node.kind == "dropout" and self._resolved.axis == DATA and entry.split == "channels":
             yield from _dropped(self._graph.input_shapes(node)[0], node, self._samples.mask_bytes)
         for name in entry.summed:
@@ -301,6 +306,14 @@ class _ClosedForm:
         if forgets and node.kind in WEIGHTED and learns:
             part = len(entry.before.source[self._position]) if entry.before.source else None
             yield "all-gather", self._part(shape, part, node)
+
+    def _along(self, node: Node) -> Iterator[tuple[str, int]]:
+        row_bytes = num_rows(node, self._graph.input_shapes(node)[0]) * max(STATISTIC_BYTES, self._bytes(node))
+        forward, backward = exchanges(node)
+        times = 2 if node.name in self._again.along else 1
+        yield from [(kind, number * row_bytes) for kind, number in forward] * times
+        if node.inputs[0].node in self._flowing or any(entry.trainable for entry in node.parameters):
+            yield from ((kind, number * row_bytes) for kind, number in backward)
 
     def _change(
         self, change: Change, shape: tuple[int, ...], flows: bool, node: Node, *, again: bool

@@ -15,12 +15,18 @@ class Repetition:
     Args:
         before: Those whose input is changed again.
         after: Those whose output is changed again.
+        along: Those that work along channels, and do it again.
         inside: All operators of recomputed blocks.
     """
 
     before: frozenset[str]
     after: frozenset[str]
     inside: frozenset[str]
+    along: frozenset[str] = frozenset()
+
+    def spares_along(self, name: str) -> bool:
+        """Whether an operator along channels need not exchange anything when its block is recomputed."""
+        return name in self.inside and name not in self.along
 
     def spares_before(self, name: str) -> bool:
         """Whether an operator's input need not be changed when its block is recomputed."""
@@ -42,9 +48,11 @@ def repetition(resolved: ResolvedPlan) -> Repetition:
     """
     before: set[str] = set()
     after: set[str] = set()
+    along: set[str] = set()
     for block in resolved.recomputed:
         again = repeated(resolved.graph, block)
         after |= again.used
+        along |= again.run
         for name in block.nodes:
             entry = resolved.operators[name]
             # A gathered input that is not kept is needed by what runs again alone, any other by what keeps it too.
@@ -52,4 +60,4 @@ def repetition(resolved: ResolvedPlan) -> Repetition:
             if name in (again.run if forgets else again.taking):
                 before.add(name)
     inside = frozenset(name for block in resolved.recomputed for name in block.nodes)
-    return Repetition(frozenset(before), frozenset(after), inside)
+    return Repetition(frozenset(before), frozenset(after), inside, frozenset(along))

@@ -15,7 +15,8 @@ missing. What can't be brought together is an error; all of them are listed.
 | group norm | sharded by whole groups | the same |
 | add, multiply, concat | all alike | alike; a concatenation of own channels |
 | flatten | as it is | the features of own channels |
-| what works along channels, opaque operators | whole | whole |
+| what works along channels, split of channels | as it is, or whole: `convmesh.plan.along` | |
+| opaque operators | whole | whole |
 
 On the data axis the same walk is done where the plan names it. There every rank has own samples where the channel axis
 has the whole: what is not named, batch norm (whose statistics are those of own samples) and what works along samples
@@ -104,7 +105,7 @@ class _Resolver:
                     return False
                 self._give_up(node, conflict.error)
                 entry = Resolved(node=node.name, split=weighted.unsplit(self._axis), output=self._home)
-            more = tuple(entry.output for _ in node.output_shapes[1:])
+            more = entry.more_outputs or tuple(entry.output for _ in node.output_shapes[1:])
             self._operators[node.name] = dataclasses.replace(entry, more_outputs=more)
         return all(self._bring_home(edge) for edge in self._graph.outputs)
 
@@ -188,6 +189,8 @@ class _Resolver:
             before=change_between(source, way.source),
             after=change_between(way.output, wanted),
             output=wanted,
+            more_outputs=way.more_outputs or (),
+            along=way.along,
             shards=shards,
             summed=self._summed(followers.summed_parameters(node, way.source, shards)),
         )
@@ -302,7 +305,7 @@ class _Resolver:
 
     def _unreachable(self, node: Node) -> ModelError:
         where = f" in {node.module}" if node.module and node.module != node.name else ""
-        reason = followers.needs_home(self._graph, node, self._home)
+        reason = followers.needs_home(self._graph, node, self._home, replaceable=node.name in self._hosts)
         reason = reason or "it is written as a function, or called several times"
         return ModelError(
             f"{node.name} ({node.kind}{where}) can't work on the split channels of its input: {reason}; and no module "
@@ -312,12 +315,21 @@ class _Resolver:
 
 
 def hosts(graph: Graph) -> frozenset[str]:
-    """Operators at whose module something can be changed: a module that computes nothing else and is called once."""
+    """Operators at which something can be changed: modules that compute nothing else and are called once, and calls.
+
+    Args:
+        graph: The network.
+
+    Returns:
+        Names of the operators.
+    """
     calls: dict[str, int] = {}
     for node in graph:
         calls[node.module] = calls.get(node.module, 0) + 1
     return frozenset(
-        node.name for node in graph if node.module and node.name == node.module and calls[node.module] == 1
+        node.name
+        for node in graph
+        if node.call is not None or (node.module and node.name == node.module and calls[node.module] == 1)
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from convmesh.graph import Block, Edge, Graph
 from convmesh.graph.graph import BUFFERS
+from convmesh.plan.partitions import Lists
 from convmesh.plan.placement import Change, ParameterShard, Placement, Shard
 from convmesh.plan.plan import CHANNEL, DATA, Plan
 
@@ -25,6 +26,8 @@ class Resolved:
         after: Change of its output at the border of its module.
         keep_input: Whether a gathered input is kept for the backward.
         shards: Name of each of its split parameters to its split.
+        along: The channels of each rank, where it works along own channels and exchanges sums and statistics, or cuts
+            them into pieces (`convmesh.plan.along`).
         summed: Names of its whole parameters that every rank uses for its own channels only, so that their gradients
             are summed over the channel axis.
     """
@@ -38,6 +41,7 @@ class Resolved:
     keep_input: bool = False
     shards: Mapping[str, ParameterShard] = field(default_factory=dict)
     summed: tuple[str, ...] = ()
+    along: Lists = ()
 
     @property
     def outputs(self) -> tuple[Placement, ...]:
@@ -49,6 +53,8 @@ class Resolved:
         """Where an operator without mixing weights works on own channels; None for others, and where it has all."""
         if self.split != "channels":
             return None
+        if self.along:
+            return Shard(self.along)
         if self.after.kind == "none":
             return self.output
         return Shard(self.after.source) if self.after.source else None
@@ -56,7 +62,8 @@ class Resolved:
     @property
     def changes_nothing(self) -> bool:
         """Whether its module can stay as it is: no change at its border and nothing of its own split."""
-        return self.before.kind == "none" and self.after.kind == "none" and not self.shards and not self.summed
+        changed = self.shards or self.summed or self.along
+        return self.before.kind == "none" and self.after.kind == "none" and not changed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -228,6 +228,8 @@ def _local_attributes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Sha
         attributes["groups"] = max(1, attributes["groups"] * outputs[0][1] // node.shape[1])
     elif node.kind == "reshape":
         attributes["shape"] = outputs[0]
+    elif node.kind == "split":
+        attributes["sizes"] = tuple(shape[attributes["dim"]] for shape in outputs)
     return tuple(sorted(attributes.items()))
 
 

@@ -28,6 +28,7 @@ from convmesh.mesh import Mesh
 from convmesh.plan import Plan, Resolved, ResolvedPlan
 from convmesh.plan.activations import RankStorages
 from convmesh.plan.collectives import operator_collectives
+from convmesh.plan.placement import Placement
 from convmesh.planner.assignment import Problem
 from convmesh.planner.seconds import CostModel
 from convmesh.planner.ways import Way, list_ways
@@ -168,14 +169,13 @@ class Tables:
 
     def _resolved(self, graph: Graph, plan: Plan, node: Node, way: Way) -> ResolvedPlan:
         """A plan of which the entries of this operator, and of those that make its inputs, are right."""
+        made: dict[str, list[Placement]] = {}
+        for edge, place in zip(node.inputs, way.sources, strict=True):
+            outputs = made.setdefault(edge.node, [place] * len(graph.node(edge.node).output_shapes))
+            outputs[edge.output] = place
         makers = {
-            edge.node: Resolved(
-                node=edge.node,
-                split="",
-                output=place,
-                more_outputs=(place,) * (len(graph.node(edge.node).output_shapes) - 1),
-            )
-            for edge, place in zip(node.inputs, way.sources, strict=True)
+            name: Resolved(node=name, split="", output=outputs[0], more_outputs=tuple(outputs[1:]))
+            for name, outputs in made.items()
         }
         return ResolvedPlan(graph=graph, plan=plan, operators={**self._whole, **makers, node.name: way.resolved})
 

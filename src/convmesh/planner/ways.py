@@ -8,7 +8,8 @@ where its output is. Listed are those that a plan can ask for by name:
 - all others: following their inputs, which have to agree.
 
 A parameter used by itself is split where what it meets is. What the network returns ends whole. Nothing is left for
-`resolve` to bring together, so that it does exactly what was counted; partitions are contiguous.
+`resolve` to bring together, so that it does exactly what was counted. Partitions are contiguous, or such that every
+rank has a part of each piece into which channels are split later.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 from convmesh.graph import Edge, Graph, Node
 from convmesh.plan import followers, weighted
 from convmesh.plan.merging import Conflict, merge
+from convmesh.plan.pieces import partitions_for_pieces
 from convmesh.plan.placement import ParameterShard, Placement, Replicate, Shard, change_between
 from convmesh.plan.plan import CHANNEL, Choice, Entry
 from convmesh.plan.resolve import aligned_dims, hosts, not_replaceable
@@ -96,7 +98,8 @@ class _Lister:
         self._graph = graph
         self._num_ranks = num_ranks
         self._hosts = hosts(graph)
-        self._places: dict[str, tuple[Placement, ...]] = {}
+        self._places: dict[str, tuple[tuple[Placement, ...], ...]] = {}
+        self._partitions = partitions_for_pieces(graph, num_ranks)
         self._known: dict[Hashable, tuple[Node, tuple[Way, ...]]] = {}
         self._num_known = 0
         self._interned: dict[Placement, Placement] = {}
@@ -113,8 +116,8 @@ class _Lister:
             self._known[key] = node, tuple(map(self._noted, kept))
         template, known = self._known[key]
         ways = [_renamed(way, template, node) for way in known]
-        places: list[Placement] = []
-        numbers = [_number(way.resolved.output, places) for way in ways]
+        places: list[tuple[Placement, ...]] = []
+        numbers = [_number(way.resolved.outputs, places) for way in ways]
         self._places[node.name] = tuple(places)
         return tuple(
             dataclasses.replace(way, ports={**self._ports(node, way), node.name: number})
@@ -124,9 +127,10 @@ class _Lister:
     def _key(self, node: Node) -> Hashable:
         """Equal for operators whose ways differ in names alone."""
         own = tuple((entry.role, entry.shape, entry.trainable) for entry in node.parameters)
-        places = tuple(tuple(map(id, self._places[edge.node])) for edge in node.inputs)
+        places = tuple(tuple(map(id, self._at(edge))) for edge in node.inputs)
         flags = (
             node.name in self._hosts,
+            node.call is not None,
             node.name in self._returned,
             node.name in self._graph.needs_gradient,
             node.kind in weighted.WEIGHTED and not_replaceable(node, self._hosts) is None,
@@ -138,24 +142,26 @@ class _Lister:
         shapes = self._graph.input_shapes(node), node.output_shapes
         users = tuple(len(self._graph.consumers(Edge(node.name, place))) for place in range(len(node.output_shapes)))
         attributes = tuple(sorted(node.attributes.items()))
-        return node.name if named else "", node.kind, node.dtype, attributes, shapes, own, places, flags, same, users
+        wanted = self._partitions.get(node.name)
+        told = node.kind, node.dtype, attributes, shapes, own, wanted
+        return node.name if named else "", *told, places, flags, same, users
+
+    def _at(self, edge: Edge) -> tuple[Placement, ...]:
+        """Where a tensor can be."""
+        return tuple(outputs[edge.output] for outputs in self._places[edge.node])
 
     def _makers(self, node: Node) -> list[str]:
         return [self._graph.node(edge.node).kind for edge in node.inputs]
 
     def _noted(self, way: Way) -> Way:
-        """The way with a number of its own, and with the one object of where its output is."""
-        output = self._interned.setdefault(way.resolved.output, way.resolved.output)
+        """The way with a number of its own, and with the one object of where each output is."""
+        output, *more = (self._interned.setdefault(place, place) for place in way.resolved.outputs)
         self._num_known += 1
-        return dataclasses.replace(
-            way, alike=self._num_known, resolved=dataclasses.replace(way.resolved, output=output)
-        )
+        resolved = dataclasses.replace(way.resolved, output=output, more_outputs=tuple(more))
+        return dataclasses.replace(way, alike=self._num_known, resolved=resolved)
 
     def _ports(self, node: Node, way: Way) -> dict[str, int]:
-        ports = {
-            edge.node: self._places[edge.node].index(place)
-            for edge, place in zip(node.inputs, way.sources, strict=True)
-        }
+        ports = {edge.node: self._at(edge).index(place) for edge, place in zip(node.inputs, way.sources, strict=True)}
         for entry in node.parameters:
             if entry.name in self._shared:
                 split = way.resolved.shards.get(entry.name), entry.name in way.resolved.summed
@@ -181,7 +187,7 @@ class _Lister:
         entry, output = way.resolved, way.resolved.output
         if node.name in self._returned and output != Replicate() and node.name in self._hosts:
             entry = dataclasses.replace(entry, after=change_between(output, Replicate()), output=Replicate())
-        more = tuple(entry.output for _ in node.output_shapes[1:])
+        more = entry.more_outputs or tuple(entry.output for _ in node.output_shapes[1:])
         return dataclasses.replace(way, resolved=dataclasses.replace(entry, more_outputs=more))
 
     def _source(self, node: Node) -> Iterator[Way]:
@@ -213,14 +219,18 @@ class _Lister:
         able = not_replaceable(node, self._hosts) is None
         # Where the network returns what it makes, sums end whole whatever was asked for.
         ends_whole = node.name in self._returned
+        known: tuple[Choice, ...] = _CHOICES
+        if (lists := self._partitions.get(node.name)) is not None:
+            makers = (choice for choice in _CHOICES if choice.split != "groups" and choice.output == "sharded")
+            known += tuple(dataclasses.replace(choice, partition=lists) for choice in makers if choice.split != "whole")
         choices = [
             choice
-            for choice in _CHOICES
-            if not (ends_whole and choice == Choice(split="in_channels"))
+            for choice in known
+            if not (ends_whole and choice.split == "in_channels" and choice.output == "sharded")
             if choice.split == "whole"
             or (able and not weighted.refusals(self._graph, node, choice, num_ranks=self._num_ranks))
         ]
-        for source in self._places[node.inputs[0].node]:
+        for source in dict.fromkeys(self._at(node.inputs[0])):
             for choice in choices:
                 if choice.keep_input and source == Replicate():
                     continue
@@ -228,7 +238,7 @@ class _Lister:
                 yield Way(sources=(source,), choice=choice, resolved=entry)
 
     def _follower(self, node: Node) -> Iterator[Way]:
-        for source in self._places[node.inputs[0].node]:
+        for source in dict.fromkeys(self._at(node.inputs[0])):
             for choice, chosen in self._chosen(node, source):
                 way = followers.follow(
                     self._graph, node, chosen, num_ranks=self._num_ranks, replaceable=node.name in self._hosts
@@ -256,6 +266,8 @@ class _Lister:
             split="whole" if way.source == Replicate() else "channels",
             before=change_between(source, way.source),
             output=way.output,
+            more_outputs=way.more_outputs or (),
+            along=way.along,
             shards=shards,
             summed=followers.summed_parameters(node, way.source, shards),
         )
@@ -272,15 +284,14 @@ class _Lister:
             yield Way(sources=sources, choice=None, resolved=entry)
 
     def _combinations(self, node: Node) -> Iterator[tuple[Placement, ...]]:
-        places = {edge.node: self._places[edge.node] for edge in node.inputs}
-        names = list(places)
-        if math.prod(map(len, places.values())) <= _MOST_COMBINATIONS:
-            chosen: Sequence[tuple[Placement, ...]] = list(itertools.product(*places.values()))
+        counts = {edge.node: len(self._places[edge.node]) for edge in node.inputs}
+        if math.prod(counts.values()) <= _MOST_COMBINATIONS:
+            chosen: Sequence[tuple[int, ...]] = list(itertools.product(*map(range, counts.values())))
         else:
-            chosen = [tuple(own[min(number, len(own) - 1)] for own in places.values()) for number in (0, 1)]
+            chosen = [tuple(min(number, count - 1) for count in counts.values()) for number in (0, 1)]
         for combination in chosen:
-            by_name = dict(zip(names, combination, strict=True))
-            yield tuple(by_name[edge.node] for edge in node.inputs)
+            numbers = dict(zip(counts, combination, strict=True))
+            yield tuple(self._places[edge.node][numbers[edge.node]][edge.output] for edge in node.inputs)
 
 
 def _renamed(way: Way, template: Node, node: Node) -> Way:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from convmesh.engines.mindspore import trace_layers as layers
@@ -185,6 +186,12 @@ def reduction(call: Call) -> Meaning | None:
     return Meaning("mean" if "Mean" in call.name else "sum", attributes, (x,))
 
 
+def maximum(call: Call) -> Meaning | None:
+    """``ReduceMax``."""
+    found = reduction(call)
+    return None if found is None else replace(found, kind="amax", attributes={**found.attributes, "ties": "all"})
+
+
 def softmax(call: Call) -> Meaning | None:
     """``Softmax`` and ``LogSoftmax``."""
     given = call.constant(1, -1)
@@ -262,6 +269,7 @@ PRIMITIVES: Mapping[str, Callable[[Call], Meaning | None]] = {
     **dict.fromkeys(["Reshape", "Flatten", "ExpandDims", "Squeeze", "View"], reshape),
     **dict.fromkeys(["ReduceMean", "ReduceSum", "MeanExt", "SumExt"], reduction),
     **dict.fromkeys(["Softmax", "LogSoftmax"], softmax),
+    "ReduceMax": maximum,
     **dict.fromkeys(_UPSAMPLES, layers.upsample),
     **dict.fromkeys(["Pad", "PadV3"], pad),
     **dict.fromkeys(["Cast", "Identity", "Contiguous", "StopGradient"], identity),

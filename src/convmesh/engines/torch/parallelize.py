@@ -6,6 +6,7 @@ Parameters are cut one by one; a whole one is freed when its part is made.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from convmesh.engines.contract import Arrays
+from convmesh.engines.torch.along import Along
+from convmesh.engines.torch.calls import Call, replace_calls
 from convmesh.engines.torch.channel_axis import ChannelAxis
 from convmesh.engines.torch.channel_split import ChannelSplit, Parts, note_split, split_of
 from convmesh.engines.torch.collectives import DataAxis
@@ -164,24 +167,29 @@ def apply(
     """
     shards: dict[str, ParameterShard] = {}
     of_data, dropouts = None, []
+    calls: dict[str, dict[int, Call]] = {}
     if axis.size > 1:
         shards = _cut_parameters(network, resolved, axis)
-        _replace_all(network, resolved, axis)
+        _replace_all(network, resolved, axis, calls)
         _sum_gradients(network, resolved, axis)
         _keep_zeros(network, shards, axis)
     if data_axis is not None and resolved.region is not None:
         of_data = Parts(data_axis, _cut_parameters(network, resolved.region, data_axis))
-        _replace_all(network, resolved.region, data_axis)
+        _replace_all(network, resolved.region, data_axis, calls)
         _keep_zeros(network, of_data.shards, data_axis)
         shards |= of_data.shards
         names = [node.module for node in resolved.graph if resolved.region.operators[node.name].split == "channels"]
         modules = (network.get_submodule(name) for name in names)
         dropouts = [module for module in modules if isinstance(module, ShardedDropout)]
+    for path, of_module in calls.items():
+        replace_calls(network.get_submodule(path), of_module)
     note_split(network, ChannelSplit(resolved, axis, shards, of_data, tuple(dropouts)))
     return network
 
 
-def _replace_all(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) -> None:
+def _replace_all(
+    network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis, calls: dict[str, dict[int, Call]]
+) -> None:
     again = repetition(resolved)
     for node in resolved.graph:
         entry = resolved.operators[node.name]
@@ -198,7 +206,11 @@ def _replace_all(network: nn.Module, resolved: ResolvedPlan, axis: ChannelAxis) 
             _replace(network, node, ShardedGroupNorm(node, taken, axis, _own_parameters(network, node)))
         elif node.kind == "instance_norm" and entry.shards:
             _tell_width(network.get_submodule(node.module), len(next(iter(entry.shards.values())).lists[axis.position]))
-        _change_at_border(network, node, entry, axis, again)
+        if entry.along or node.call is not None:
+            call = calls.setdefault(node.module, {}).setdefault(node.call or 0, Call(node.name, node.kind))
+            _change_call(call, node, entry, axis, again)
+        if node.call is None:
+            _change_at_border(network, node, entry, axis, again)
 
 
 def make_group(plan: Plan, axis: str) -> Any:
@@ -316,6 +328,21 @@ def _change_at_border(network: nn.Module, node: Node, entry: Resolved, axis: Cha
     if entry.after.kind != "none":
         after = _AfterHook(entry.after, axis, spared=again.spares_after(node.name))
         module.register_forward_hook(after, prepend=not samples and axis.name == DATA)
+
+
+def _change_call(call: Call, node: Node, entry: Resolved, axis: ChannelAxis, again: Repetition) -> None:
+    """The changes at the border of a call, in the order of `_change_at_border`, and what is done in its place."""
+    if entry.along:
+        call.work = Along(node, entry.along, axis, spared=again.spares_along(node.name))
+    if node.call is None:
+        return
+    samples = entry.split == "samples"
+    if entry.before.kind != "none":
+        before = partial(redistribute, change=entry.before, axis=axis, spared=again.spares_before(node.name))
+        call.before.insert(0 if samples else len(call.before), before)
+    if entry.after.kind != "none":
+        after = partial(redistribute, change=entry.after, axis=axis, spared=again.spares_after(node.name))
+        call.after.insert(0 if not samples and axis.name == DATA else len(call.after), after)
 
 
 class _BeforeHook:

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import traceback
 
+from convmesh.engines.torch.calls import Numbering
 from convmesh.engines.torch.trace_export import TracedNetwork, read_export
 from convmesh.engines.torch.trace_pieces import read_pieces
 from convmesh.errors import ConvMeshError, ModelError, brief
@@ -44,7 +46,8 @@ def trace(network: nn.Module, example: Example) -> Graph:
 
 def _read(network: nn.Module, x: Tensor) -> TracedNetwork:
     try:
-        program = torch.export.export(network, (x,), strict=False)
+        with traceback.preserve_node_meta(), Numbering():
+            program = torch.export.export(network, (x,), strict=False)
     except Exception as first:
         try:
             return read_pieces(network, x)

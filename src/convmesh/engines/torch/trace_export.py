@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from convmesh.engines.torch.calls import KINDS, numbers_of
 from convmesh.engines.torch.trace_call import Call, Meaning
 from convmesh.engines.torch.trace_operators import OPERATORS
 from convmesh.errors import ModelError
@@ -78,6 +79,7 @@ class ExportReader:
         self.own: dict[fx.Node, Parameter] = {}
         self.trainable = {name for name, value in network.named_parameters() if value.requires_grad}
         self.base: dict[fx.Node, fx.Node] = {}
+        self.numbers = numbers_of(program.graph)
 
     def read(self) -> TracedNetwork:
         """Reads all nodes in order."""
@@ -144,6 +146,7 @@ class ExportReader:
             dtype=_dtype(node),
             module=self._full(_module_path(node)),
             origin=str(node.target),
+            call=self.numbers.get(node) if meaning.kind in KINDS.values() else None,
         )
         self._add(operator, node)
         if isinstance(target, fx.Node):

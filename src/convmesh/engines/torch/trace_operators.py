@@ -150,6 +150,21 @@ def reduction(call: Call) -> Meaning:
     return Meaning(call.name, attributes, (call["self"],))
 
 
+def maximum(call: Call) -> Meaning | None:
+    """``amax``, and ``max`` along a dim of which nobody takes the places."""
+    shape = call.shape("self")
+    dims = call.arguments.get("dim")
+    if call.name == "max" and (dims is None or not shape):
+        return None
+    dims = [dims] if isinstance(dims, int) else dims or range(len(shape))
+    attributes = {
+        "dims": tuple(sorted(positive(dim, shape) for dim in dims)),
+        "keep_dims": bool(call["keepdim"]),
+        "ties": "all" if call.name == "amax" else "first",
+    }
+    return Meaning("amax", attributes, (call["self"],))
+
+
 def softmax(call: Call) -> Meaning:
     """``softmax`` and ``log_softmax``."""
     attributes = {"dim": positive(call["dim"], call.shape("self")), "log": call.name == "log_softmax"}
@@ -205,6 +220,7 @@ OPERATORS: Mapping[str, Callable[[Call], Meaning | None]] = {
     **dict.fromkeys(["view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"], reshape),
     **dict.fromkeys(["permute", "transpose", "t"], transpose),
     **dict.fromkeys(["mean", "sum"], reduction),
+    **dict.fromkeys(["amax", "max"], maximum),
     **dict.fromkeys(["softmax", "log_softmax"], softmax),
     **dict.fromkeys(["pad", "constant_pad_nd"], pad),
     **dict.fromkeys(["group_norm", "layer_norm", "instance_norm"], layers.norm),
