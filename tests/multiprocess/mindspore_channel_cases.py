@@ -178,6 +178,40 @@ class Norms(nn.Cell):
         return self.fc2(ops.relu(self.fc1(x)))
 
 
+class Softmaxes(nn.Cell):
+    """Softmax over channels and its logarithm, layer norm over them alone, each a cell of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 9, 3, pad_mode="pad", padding=1)
+        self.softmax = nn.Softmax(axis=1)
+        self.conv2 = nn.Conv2d(9, 7, 3, stride=2, pad_mode="pad", padding=1)
+        self.log = nn.LogSoftmax(axis=1)
+        self.conv3 = nn.Conv2d(7, 10, 3, stride=2, pad_mode="pad", padding=1)
+        self.flatten = nn.Flatten()
+        self.norm = nn.LayerNorm((160,), begin_norm_axis=1, begin_params_axis=1)
+        self.fc = nn.Dense(160, 10)
+
+    def construct(self, x: Tensor) -> Tensor:
+        x = self.log(self.conv2(self.softmax(self.conv1(x))))
+        return self.fc(self.norm(self.flatten(ops.tanh(self.conv3(x)))))
+
+
+class Twice(nn.Cell):
+    """Two convolutions that gather the same tensor, and whose gradients are scattered alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 9, 3, pad_mode="pad", padding=1)
+        self.conv2 = nn.Conv2d(9, 9, 1)
+        self.conv3 = nn.Conv2d(9, 9, 3, pad_mode="pad", padding=1)
+        self.conv4 = nn.Conv2d(9, 10, 1)
+
+    def construct(self, x: Tensor) -> Tensor:
+        x = ops.tanh(self.conv1(x))
+        return self.conv4(self.conv2(x) + self.conv3(x))
+
+
 class Alone(nn.Cell):
     """An operator between a layer that makes its input and an activation that takes its output."""
 
@@ -191,7 +225,7 @@ class Alone(nn.Cell):
         return self.last(self.op(self.first(x)))
 
 
-OWN = {**NETWORKS, "norms": Norms}
+OWN = {**NETWORKS, "norms": Norms, "softmaxes": Softmaxes, "twice": Twice}
 
 
 def layer_of(kind: str, num_dims: int, *args: Any, **settings: Any) -> nn.Cell:

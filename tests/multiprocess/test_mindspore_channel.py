@@ -95,6 +95,7 @@ def test_weighted_operators_equal_one_device(rank_pool: Pools, num_ranks: int) -
 def test_networks_equal_one_device(rank_pool: Pools) -> None:
     # ResNet-18 is trained in test_mindspore_channel_training.
     names = ["cnn-small", "vgg", "mobilenet", "densenet", "shufflenet", "squeeze_excite", "unet", "swish", "norms"]
+    names.append("softmaxes")
     cases = [(name, "rule", {}) for name in names]
     for answers in rank_pool("mindspore", 2).run(NETWORKS, timeout_seconds=400, cases=cases):
         for name, answer in zip(names, answers, strict=True):
@@ -102,3 +103,28 @@ def test_networks_equal_one_device(rank_pool: Pools) -> None:
             assert max(answer["errors"].values()) < 1e-4, (name, answer)
             assert answer["counted"] == answer["told"], (name, answer)
             assert any(split not in ("whole", "channels") for split, _, _ in answer["splits"].values()), name
+
+
+def test_operators_along_channels_equal_one_device_without_shared_memory(rank_pool: Pools) -> None:
+    for (answer,) in rank_pool("mindspore", 3).run(NETWORKS, timeout_seconds=120, cases=[("softmaxes", "rule", {})]):
+        assert not isinstance(answer, str), answer
+        assert max(answer["errors"].values()) < 1e-4, answer
+        assert answer["counted"] == answer["told"], answer
+        splits = answer["splits"]
+        assert [splits[name] for name in ("softmax", "log", "norm")] == [("channels", "none", "none")] * 3, splits
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 3), (4, 3, 2)], ids=["all-gather", "all-reduce"])
+def test_equal_collectives_are_not_merged(rank_pool: Pools, sizes: tuple[int, ...]) -> None:
+    # The compiler would make one of two gatherings of the same tensor: one less than the plan has told.
+    out = {"split": "out_channels", "partition": sizes}
+    case = (
+        "twice",
+        {"conv1": out, "conv2": out, "conv3": out, "conv4": {"split": "in_channels", "output": "whole"}},
+        {},
+    )
+    for (answer,) in rank_pool("mindspore", 3).run(NETWORKS, timeout_seconds=120, cases=[case]):
+        assert not isinstance(answer, str), answer
+        assert max(answer["errors"].values()) < 2e-5, answer
+        assert answer["told"]["all-gather"][0] == 4
+        assert answer["counted"] == answer["told"], answer

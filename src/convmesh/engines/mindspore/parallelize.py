@@ -13,6 +13,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from convmesh.engines.contract import Arrays
+from convmesh.engines.mindspore.along import share_along
 from convmesh.engines.mindspore.channel_axis import ChannelAxis, channel_axis, hide
 from convmesh.engines.mindspore.channel_split import ChannelSplit, note_split, split_of
 from convmesh.engines.mindspore.collectives import DataAxis, data_axis
@@ -178,6 +179,8 @@ def apply(network: nn.Cell, resolved: ResolvedPlan, axis: ChannelAxis) -> nn.Cel
             _keep_zeros(cell, node, entry, regrouped_of(network), axis)
             replace_cell(cells, node.module, cell)
             continue
+        if entry.along:
+            share_along(cells[node.module], node, entry.along, axis)
         taken = entry.taken
         if isinstance(taken, Shard):
             if node.kind == "dropout" and isinstance(axis, SampleAxis):
@@ -207,6 +210,12 @@ def _refusals(node: Node, entry: Resolved, cell: nn.Cell) -> Iterator[ConvMeshEr
             f"{node.name} can't normalise own channels: it is no nn.GroupNorm",
             got=type(cell).__name__,
             fix=f"Use nn.GroupNorm, or keep the layer whole in the plan: '{node.name}: {{channel: whole}}'",
+        )
+    if entry.along and node.kind == "layer_norm" and not isinstance(cell, nn.LayerNorm):
+        yield ModelError(
+            f"{node.name} can't normalise own channels: it is no nn.LayerNorm",
+            got=type(cell).__name__,
+            fix=f"Use nn.LayerNorm, or keep the layer whole in the plan: '{node.name}: {{channel: whole}}'",
         )
     if entry.split == "channels" and node.kind == "dropout" and not isinstance(cell, DROPOUTS):
         yield ModelError(
