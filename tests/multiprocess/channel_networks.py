@@ -239,6 +239,28 @@ class Pieces(nn.Module):
         return self.conv4(torch.cat([first, third + self.conv3(second)], dim=1)).mean((2, 3))
 
 
+class Gates(nn.Module):
+    """What is spread over channels: attention to pixels, a norm written by hand, shares, a scale that is learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 9, 3, padding=1)
+        self.mask = nn.Conv2d(2, 1, 3, padding=1)
+        self.sigmoid = nn.Sigmoid()
+        self.conv2 = nn.Conv2d(9, 10, 3, stride=2, padding=1)
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.conv3 = nn.Conv2d(10, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.conv1(x))
+        gate = self.sigmoid(self.mask(torch.cat([x.mean(1, keepdim=True), torch.max(x, 1, keepdim=True)[0]], dim=1)))
+        x = self.conv2(x * gate)
+        x = x - x.mean(dim=1, keepdim=True)
+        x = x * torch.rsqrt(self.scale * x.square().mean(1, keepdim=True) + 0.1)
+        x = torch.exp(self.conv3(x))
+        return (x / x.sum(1, keepdim=True)).mean((2, 3))
+
+
 class AlongBlock(nn.Module):
     """Softmax, pieces, maximum and layer norm over channels in a residual block, its last sum for its output alone."""
 
@@ -269,6 +291,7 @@ class AlongBlocks(nn.Module):
 
 EXTRA = {
     "along_blocks": AlongBlocks,
+    "gates": Gates,
     "softmaxes": Softmaxes,
     "layer_norms": LayerNorms,
     "reductions": Reductions,

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.multiprocess]
 Pools = Callable[[str, int], RankPool]
 CASE = "tests.multiprocess.channel_cases:networks"
 RULE: Any = "rule"
-ALONG = ("softmaxes", "layer_norms", "reductions", "pieces")
+ALONG = ("softmaxes", "layer_norms", "reductions", "pieces", "gates")
 
 # Plans by hand: uneven and scattered channels, kept inputs, some layers whole.
 BY_HAND: list[tuple[str, Any, dict[str, Any]]] = [

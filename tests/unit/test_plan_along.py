@@ -17,7 +17,7 @@ from convmesh.plan.along import across_pieces, pieces_of
 from convmesh.plan.by_rule import plan_by_rule
 from convmesh.plan.collectives import operator_collectives
 from convmesh.plan.partitions import is_partition
-from convmesh.plan.placement import Replicate, Shard
+from convmesh.plan.placement import Lent, Replicate, Shard
 
 TWO = Mesh({"data": 1, CHANNEL: 2})
 FLOAT = 4
@@ -51,6 +51,7 @@ def out(*names: str, partition: Any = "contiguous") -> Plan:
     return Plan(mesh=TWO, entries=tuple(Entry(pattern=name, axes={CHANNEL: choice}) for name in names))
 
 
+SUMS = Choice(split="in_channels", output="whole")
 SOFTMAX = ("softmax", {"dim": 1, "log": False})
 NORM = ("layer_norm", {"num_dims": 3, "eps": 1e-5})
 
@@ -115,6 +116,30 @@ def test_the_rule_leaves_partitions_alone_that_suit_and_those_of_the_data_axis()
     region = resolve(between(*SOFTMAX), Plan(mesh=Mesh({"data": 2}), entries=(entry,))).region
     assert region is not None
     assert region.operators["op"].split == "samples"
+
+
+def spread(*, reused: bool = False) -> Graph:
+    """A gate of one value per pixel, a function of what a layer makes, scales all channels; or is used again."""
+    build = Builder()
+    x = build.convolution("conv1", "input", 6)
+    mask = build.convolution("mask", x, 1)
+    gate = build.add("gate", "elementwise", mask, (2, 1, 8, 8), module="", attributes={"function": "sigmoid"})
+    y = build.convolution("conv2", build.add("scale", "multiply", (x, gate), (2, 6, 8, 8), module=""), 4)
+    return build.graph(build.sum("add", (y, build.convolution("other", gate, 4))) if reused else y)
+
+
+def test_what_is_spread_over_channels_is_lent_and_its_gradient_summed() -> None:
+    found = resolve(spread(), out("conv1", "conv2")).operators
+    assert (found["scale"].split, found["conv1"].after.kind) == ("channels", "none")
+    assert (found["mask"].after.kind, found["mask"].output, found["gate"].output) == ("copy", Lent(), Lent())
+    told = operator_collectives(resolve(spread(), out("conv1", "conv2")), position=0)
+    assert told["mask"] == (("all-gather", 2 * 3 * 64 * FLOAT), ("all-reduce", 2 * 64 * FLOAT))
+    # Another layer needs its whole gradient; it can't be both.
+    both = resolve(spread(reused=True), out("conv1", "conv2")).operators
+    assert (both["mask"].after.kind, both["scale"].output) == ("none", Replicate())
+    # Sums that a layer makes of parts are not lent; channels of a layer that are gathered are.
+    summing = Plan(mesh=TWO, entries=(*out("conv1").entries, Entry(pattern="mask", axes={CHANNEL: SUMS})))
+    assert resolve(spread(), summing).operators["scale"].output == Replicate()
 
 
 @given(sizes=st.lists(st.integers(2, 9), min_size=1, max_size=4), num_ranks=st.integers(1, 4))

@@ -77,7 +77,7 @@ class RankStorages:
 
     def made(self, node: Node) -> Hashable:
         """The result before it is changed at the border."""
-        changed = self._resolved.operators[node.name].after.kind != "none"
+        changed = self._resolved.operators[node.name].after.kind not in {"none", "copy"}
         return ("made", node.name, 0) if changed else self.given(Edge(node.name))
 
     def given(self, edge: Edge) -> tuple[str, str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from convmesh.graph import Graph, Node, node_splits
-from convmesh.graph.graph import BUFFERS
+from convmesh.graph.graph import BUFFERS, SOURCES
 from convmesh.plan import partitions
 from convmesh.plan.along import (
     NORMALISING,
@@ -19,7 +19,7 @@ from convmesh.plan.along import (
     works_along,
 )
 from convmesh.plan.partitions import Lists
-from convmesh.plan.placement import ParameterShard, Placement, Replicate, Samples, Shard
+from convmesh.plan.placement import Lent, ParameterShard, Placement, Replicate, Samples, Shard
 
 MERGING = ("add", "multiply", "concat", "elementwise")
 """Kinds that may have several inputs, which must agree."""
@@ -75,6 +75,8 @@ def follow(
     Returns:
         The input as it is if the operator can work on it; else another partition, or at home.
     """
+    if isinstance(source, Lent):
+        return Way(source, source) if lends_on(node) else Way(home, home)
     if not isinstance(source, Shard):
         return Way(source, source)
     if needs_home(graph, node, home, replaceable=replaceable) is not None:
@@ -97,6 +99,11 @@ def _moved(graph: Graph, node: Node, source: Shard, home: Placement, num_ranks: 
         num_pixels = math.prod(graph.input_shapes(node)[0][2 : node.attributes["end_dim"] + 1])
         return Way(source, Shard(partitions.flattened(source.lists, num_pixels)))
     return Way(source, source)
+
+
+def lends_on(node: Node) -> bool:
+    """Whether what an operator makes of what is whole for own channels is so, too: it learns nothing by itself."""
+    return node.kind != "opaque" and node.kind not in SOURCES and not node.parameters
 
 
 def needs_home(graph: Graph, node: Node, home: Placement, *, replaceable: bool = True) -> str | None:

@@ -18,8 +18,8 @@ What each change does; in the backward the gradient takes the way back, exactly:
 | ``scatter_samples`` | partial sums of all samples to own samples | reduce-scatter | all-gather |
 
 The gradient of a whole tensor is whole and equal on all ranks, that of a sharded one, or of own samples, is placed
-alike. The last four are changes on the data axis; in between, its ranks hold own channels of the samples of all of
-them, those of the first rank first.
+alike; that of a tensor that is whole for work on own channels is a summand on each rank. The last four are changes on
+the data axis; in between, its ranks hold own channels of the samples of all of them, those of the first rank first.
 """
 
 from __future__ import annotations
@@ -37,6 +37,14 @@ class Replicate:
 
     def __str__(self) -> str:
         return "whole"
+
+
+@dataclass(frozen=True)
+class Lent:
+    """Every rank holds all of it, with equal values, and uses it for own channels: gradients are summands."""
+
+    def __str__(self) -> str:
+        return "whole, for own channels"
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,7 @@ class Samples:
         return "own samples"
 
 
-Placement = Replicate | Shard | Samples
+Placement = Replicate | Lent | Shard | Samples
 
 ChangeKind = Literal[
     "none",
@@ -101,10 +109,12 @@ def change_between(source: Placement, target: Placement) -> Change:
     if isinstance(source, Shard):
         if isinstance(target, Shard):
             return Change("permute", source.lists, target.lists)
+        if isinstance(target, Lent):
+            return Change("gather_sum", source.lists)
         return Change("to_samples" if isinstance(target, Samples) else "gather", source.lists)
     if isinstance(target, Shard):
         return Change("to_channels" if isinstance(source, Samples) else "slice", (), target.lists)
-    return Change()
+    return Change("copy") if isinstance(target, Lent) else Change()
 
 
 @dataclass(frozen=True)

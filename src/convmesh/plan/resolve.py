@@ -35,7 +35,7 @@ from convmesh.plan import followers, weighted
 from convmesh.plan.entries import entry_mistakes, exchanged_in, split_twice, torn_parameters
 from convmesh.plan.merging import Conflict, merge
 from convmesh.plan.partitions import contiguous
-from convmesh.plan.placement import ParameterShard, Placement, Replicate, Samples, Shard, change_between
+from convmesh.plan.placement import Lent, ParameterShard, Placement, Replicate, Samples, Shard, change_between
 from convmesh.plan.plan import CHANNEL, DATA, Choice, Plan
 from convmesh.plan.resolved import Resolved, ResolvedPlan
 
@@ -148,6 +148,8 @@ class _Resolver:
         if errors:
             self._give_up(node, *errors)
             choice = Choice(split=unsplit)
+        if isinstance(self._placement(node.inputs[0]), Lent):
+            raise Conflict([[(node.inputs[0], self._home)]], self._unreachable(node))
         entry = weighted.place(
             node,
             self._placement(node.inputs[0]),
@@ -178,14 +180,16 @@ class _Resolver:
             num_ranks=self._num_ranks,
             replaceable=replaceable,
         )
+        edge = node.inputs[0]
+        if isinstance(source, Lent) and way.source != source:
+            raise Conflict([[(edge, self._home)]], self._unreachable(node))
         if way.source != source and not replaceable:
-            edge = node.inputs[0]
             raise Conflict([[(edge, way.source)], [(edge, self._home)]], self._unreachable(node))
         wanted = self._wanted.get(node.name, way.output)
         shards = followers.parameter_shards(node, way.source)
         return Resolved(
             node=node.name,
-            split=weighted.unsplit(self._axis) if way.source == self._home else "channels",
+            split="channels" if isinstance(way.source, Shard) else weighted.unsplit(self._axis),
             before=change_between(source, way.source),
             after=change_between(way.output, wanted),
             output=wanted,
@@ -217,7 +221,7 @@ class _Resolver:
         wanted = self._wanted.get(node.name, output)
         return Resolved(
             node=node.name,
-            split=weighted.unsplit(self._axis) if output == self._home else "channels",
+            split="channels" if isinstance(output, Shard) else weighted.unsplit(self._axis),
             after=change_between(output, wanted),
             output=wanted,
             summed=self._summed(summed),
@@ -283,16 +287,22 @@ class _Resolver:
         settled = node.name in self._wanted and (target != self._home or self._wanted[node.name] == self._home)
         if settled or node.name in found:
             return False
-        if self._can_change(node):
+        if self._can_change(node, target):
             found[node.name] = target
             return True
         if node.kind in SOURCES or (isinstance(target, Shard) and node.kind not in followers.PASSING):
             return False
+        if isinstance(target, Lent) and not followers.lends_on(node):
+            return False
         edges = [entry for entry in node.inputs if self._follows(node, entry, target)]
         return bool(edges) and all(self._reach(entry, target, found) for entry in edges)
 
-    def _can_change(self, node: Node) -> bool:
+    def _can_change(self, node: Node, target: Placement) -> bool:
         """Whether an operator's output can be changed where it is made; a parameter, if its users see one dim of it."""
+        if any(isinstance(self._placement(edge), Lent) for edge in node.inputs):
+            return False  # Its gradient is a summand: what lends is to be changed.
+        if isinstance(target, Lent) and (node.kind in SOURCES or self._operators[node.name].split == "in_channels"):
+            return False
         if node.kind == "parameter":
             dims = aligned_dims(self._graph, node)
             return len(dims) == 1 and dims.pop() >= 0
@@ -301,6 +311,8 @@ class _Resolver:
     def _follows(self, node: Node, edge: Edge, target: Placement) -> bool:
         if target == self._home:
             return self._placement(edge) != self._home
+        if isinstance(target, Lent):
+            return self._graph.node(edge.node).kind not in ("parameter", "constant")
         return self._graph.shape(edge)[1:2] == node.shape[1:2]
 
     def _unreachable(self, node: Node) -> ModelError:
