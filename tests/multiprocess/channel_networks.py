@@ -267,12 +267,12 @@ class AlongBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(8, 12, 3, padding=1)
-        self.conv2 = nn.Conv2d(7, 8, 3, padding=1)
+        self.conv2 = nn.Conv2d(6, 8, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         value, gate = self.conv1(torch.tanh(F.layer_norm(x, x.shape[1:]))).chunk(2, dim=1)
         y = value.softmax(1) * gate
-        y = self.conv2(torch.cat([y, y.amax(1, keepdim=True)], dim=1))
+        y = self.conv2(y - y.amax(1, keepdim=True))
         return F.log_softmax(y, dim=1) + x
 
 

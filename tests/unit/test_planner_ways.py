@@ -52,7 +52,21 @@ def along_channels() -> Graph:
     return build.graph(build.dense_head(z))
 
 
-NETWORKS = {**GRAPHS, "squeeze_excite": squeeze_excite, "along": along_channels}
+def spread() -> Graph:
+    """Gates of one value per pixel that scale and shift all channels: of a layer, by functions, and used together."""
+    build = Builder()
+    x = build.relu("relu0", build.convolution("conv0", "input", 8))
+    one = (2, 1, 8, 8)
+    mask = build.add("sigmoid", "elementwise", build.convolution("mask", x, 1), one, attributes={"function": "sigmoid"})
+    mean = {"dims": (1,), "keep_dims": True}
+    mean_x = build.add("mean", "mean", x, one, attributes=mean, module="", call=0)
+    gate = build.add("gate", "multiply", (mask, mean_x), one, module="")
+    y = build.add("scale", "multiply", (x, gate), (2, 8, 8, 8), module="")
+    y = build.add("shift", "add", (y, mean_x), (2, 8, 8, 8), module="")
+    return build.graph(build.dense_head(build.convolution("conv1", y, 6)))
+
+
+NETWORKS = {**GRAPHS, "squeeze_excite": squeeze_excite, "along": along_channels, "spread": spread}
 
 
 def chosen_at_random(graph: Graph, seed: int, num_ranks: int) -> dict[str, Way]:

@@ -7,6 +7,8 @@ where its output is. Listed are those that a plan can ask for by name:
 - other operators that are a module of their own: following their input, or making it whole or split at their border;
 - all others: following their inputs, which have to agree.
 
+What is spread over split channels, as one value per pixel, is lent for it where it is made.
+
 A parameter used by itself is split where what it meets is. What the network returns ends whole. Nothing is left for
 `resolve` to bring together, so that it does exactly what was counted. Partitions are contiguous, or such that every
 rank has a part of each piece into which channels are split later.
@@ -26,10 +28,11 @@ from convmesh.graph import Edge, Graph, Node
 from convmesh.plan import followers, weighted
 from convmesh.plan.merging import Conflict, merge
 from convmesh.plan.pieces import partitions_for_pieces
-from convmesh.plan.placement import ParameterShard, Placement, Replicate, Shard, change_between
+from convmesh.plan.placement import Lent, ParameterShard, Placement, Replicate, Shard, change_between
 from convmesh.plan.plan import CHANNEL, Choice, Entry
 from convmesh.plan.resolve import aligned_dims, hosts, not_replaceable
 from convmesh.plan.resolved import Resolved
+from convmesh.planner.lending import lenders
 
 _CHOICES = (
     Choice(split="whole"),
@@ -100,6 +103,7 @@ class _Lister:
         self._hosts = hosts(graph)
         self._places: dict[str, tuple[tuple[Placement, ...], ...]] = {}
         self._partitions = partitions_for_pieces(graph, num_ranks)
+        self._lenders = lenders(graph, self._hosts) if num_ranks > 1 else frozenset()
         self._known: dict[Hashable, tuple[Node, tuple[Way, ...]]] = {}
         self._num_known = 0
         self._interned: dict[Placement, Placement] = {}
@@ -111,7 +115,7 @@ class _Lister:
         """The ways of the next operator."""
         key = self._key(node)
         if key not in self._known:
-            found = [self._finished(node, way) for way in self._of(node)]
+            found = [self._finished(node, way) for way in self._lending(node, self._of(node))]
             kept = [way for way in found if node.name not in self._returned or way.resolved.output == Replicate()]
             self._known[key] = node, tuple(map(self._noted, kept))
         template, known = self._known[key]
@@ -131,6 +135,7 @@ class _Lister:
         flags = (
             node.name in self._hosts,
             node.call is not None,
+            node.name in self._lenders,
             node.name in self._returned,
             node.name in self._graph.needs_gradient,
             node.kind in weighted.WEIGHTED and not_replaceable(node, self._hosts) is None,
@@ -182,10 +187,20 @@ class _Lister:
         else:
             yield from self._merging(node)
 
+    def _lending(self, node: Node, ways: Iterator[Way]) -> Iterator[Way]:
+        """The ways, and those in which the result is for work on own channels."""
+        for way in ways:
+            yield way
+            entry = way.resolved
+            taken = any(isinstance(place, Lent) for place in (*way.sources, entry.output))
+            if node.name in self._lenders - self._returned and not taken and entry.split != "in_channels":
+                after = change_between(entry.output, Lent())
+                yield dataclasses.replace(way, resolved=dataclasses.replace(entry, after=after, output=Lent()))
+
     def _finished(self, node: Node, way: Way) -> Way:
         """The way with what `resolve` does to a result of the network, and with the placements of its other outputs."""
         entry, output = way.resolved, way.resolved.output
-        if node.name in self._returned and output != Replicate() and node.name in self._hosts:
+        if node.name in self._returned and isinstance(output, Shard) and node.name in self._hosts:
             entry = dataclasses.replace(entry, after=change_between(output, Replicate()), output=Replicate())
         more = entry.more_outputs or tuple(entry.output for _ in node.output_shapes[1:])
         return dataclasses.replace(way, resolved=dataclasses.replace(entry, more_outputs=more))
@@ -231,7 +246,7 @@ class _Lister:
             or (able and not weighted.refusals(self._graph, node, choice, num_ranks=self._num_ranks))
         ]
         for source in dict.fromkeys(self._at(node.inputs[0])):
-            for choice in choices:
+            for choice in choices if not isinstance(source, Lent) else ():
                 if choice.keep_input and source == Replicate():
                     continue
                 entry = weighted.place(node, source, choice, num_ranks=self._num_ranks, wanted=None)
@@ -243,13 +258,13 @@ class _Lister:
                 way = followers.follow(
                     self._graph, node, chosen, num_ranks=self._num_ranks, replaceable=node.name in self._hosts
                 )
-                if way.source == source or node.name in self._hosts:
+                if way.source == source or (node.name in self._hosts and not isinstance(source, Lent)):
                     yield self._following(node, source, choice, way)
 
     def _chosen(self, node: Node, source: Placement) -> Iterator[tuple[Choice | None, Placement]]:
         """What a plan can make of an operator's input at its own border."""
         yield None, source
-        if node.name not in self._hosts:
+        if node.name not in self._hosts or isinstance(source, Lent):
             return
         if isinstance(source, Shard):
             yield Choice(split="whole"), Replicate()
@@ -263,7 +278,7 @@ class _Lister:
         shards = followers.parameter_shards(node, way.source)
         entry = Resolved(
             node=node.name,
-            split="whole" if way.source == Replicate() else "channels",
+            split="channels" if isinstance(way.source, Shard) else "whole",
             before=change_between(source, way.source),
             output=way.output,
             more_outputs=way.more_outputs or (),
@@ -279,7 +294,7 @@ class _Lister:
                 output, summed = merge(self._graph, node, sources, num_ranks=self._num_ranks)
             except Conflict:
                 continue
-            split = "whole" if output == Replicate() else "channels"
+            split = "channels" if isinstance(output, Shard) else "whole"
             entry = Resolved(node=node.name, split=split, output=output, summed=summed)
             yield Way(sources=sources, choice=None, resolved=entry)
 
