@@ -144,7 +144,18 @@ class AlongNorm(nn.Cell):
         return ops.cast((exact - mean) * scale * weight + bias, x.dtype)
 
     def bprop(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
-        """The gradients of own channels, and of own parts of weight and bias."""
+        """The gradients of own channels, and of own parts of weight and bias.
+
+        Args:
+            x: The input.
+            weight: Own part.
+            bias: Own part.
+            out: The result.
+            dout: Its gradient.
+
+        Returns:
+            The gradients of the three inputs.
+        """
         exact, gradient = ops.cast(x, ms.float32), ops.cast(dout, ms.float32)
         mean, scale = self._statistics(exact)
         normal = (exact - mean) * scale
