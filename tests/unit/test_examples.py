@@ -14,7 +14,8 @@ from convmesh.cli.main import app
 from convmesh.config import load_config
 from convmesh.data.prepared import write_prepared
 from convmesh.engines.contract import Observation
-from convmesh.training.verification import Subject, expected_collectives
+from convmesh.training.collectives import expected_collectives
+from convmesh.training.verification import Subject
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 PLANS = sorted((Path(__file__).parents[2] / "examples" / "plans").glob("*.yaml"))

@@ -118,7 +118,7 @@ def _operators(resolved: ResolvedPlan) -> list[dict[str, Any]]:
 
 def _collectives(resolved: ResolvedPlan, engine: str) -> tuple[Any, ...]:
     from convmesh.plan.collectives import channel_collectives
-    from convmesh.training.verification import samples_told
+    from convmesh.training.collectives import samples_told
 
     return channel_collectives(resolved, position=0, samples=samples_told(engine))
 

@@ -6,7 +6,7 @@ three times, twice with sums in other orders: they show how much of a difference
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,14 +16,13 @@ from convmesh.config import RunConfig
 from convmesh.engines.contract import Arrays, Observation
 from convmesh.errors import ConfigError
 from convmesh.mesh import Mesh
-from convmesh.plan.collectives import Expected, SamplesTold, data_collectives, together, update_collectives
+from convmesh.training.collectives import expected_collectives
 from convmesh.training.compare import Worst, by_kind, compare, smallest_changes
 from convmesh.training.launch import launch, plan_launch
 from convmesh.training.planning import RunPlan
 from convmesh.training.run_folder import RunFolder
 from convmesh.training.verify_worker import VARIANTS, Task, load_observation
 
-_BYTES = {"float32": 4, "float64": 8}
 _RANDOM = ("dropout", "opaque")
 
 NORM_SHIFT = 3.0
@@ -280,89 +279,6 @@ def _check_collectives(subject: Subject, first: Observation) -> tuple[Collective
     return tuple(
         CollectiveCheck(*key, *counted.get(key, (0, 0)), *told.get(key, (0, 0))) for key in sorted({**told, **counted})
     )
-
-
-def expected_collectives(subject: Subject, first: Observation) -> Mapping[str, Sequence[Expected]]:
-    """The closed form of what one update communicates.
-
-    Args:
-        subject: What is verified.
-        first: What was noted on rank 0, for the sizes of its parameters and buffers.
-
-    Returns:
-        By axis, one entry per kind of collective.
-    """
-    num_shards = subject.mesh.size("data")
-    strategy = subject.run.strategy
-    found: dict[str, Sequence[Expected]] = {}
-    if subject.run.engine == "mindspore":
-        return _expected_of_mindspore(subject, first)
-    slice_bytes = 0
-    if strategy.optimizer_sharding and first.parameter_bytes:
-        size = _BYTES[subject.dtype]
-        slice_bytes = -(-sum(first.parameter_bytes) // size // num_shards) * size
-    found["data"] = data_collectives(
-        first.parameter_bytes,
-        first.buffer_bytes,
-        num_ranks=num_shards,
-        bucket_bytes=strategy.bucket_bytes,
-        shared_bytes=slice_bytes,
-        broadcasts=subject.device == "cpu",
-    )
-    for resolved in subject.plan.resolved.split_axes if subject.plan is not None else ():
-        told = update_collectives(
-            resolved,
-            position=0,
-            num_micro_batches=strategy.accumulation,
-            element_bytes=_BYTES[subject.dtype],
-            deterministic=subject.device == "cpu",
-        )
-        found[resolved.axis] = together(found.get(resolved.axis, ()), told)
-    return found
-
-
-def _expected_of_mindspore(subject: Subject, first: Observation) -> Mapping[str, Sequence[Expected]]:
-    from convmesh.engines import shared_exchange
-    from convmesh.engines.mindspore import partition
-
-    strategy = subject.run.strategy
-    only_samples = subject.mesh.size("data") == subject.mesh.num_ranks
-    found: dict[str, Sequence[Expected]] = {
-        "data": partition.data_collectives(
-            first.parameter_bytes,
-            first.buffer_bytes,
-            num_ranks=subject.mesh.size("data"),
-            bucket_bytes=strategy.bucket_bytes,
-            shares=strategy.optimizer_sharding,
-            in_shared_memory=subject.device == "cpu" and only_samples and shared_exchange.is_wanted(),
-        )
-    }
-    for resolved in subject.plan.resolved.split_axes if subject.plan is not None else ():
-        told = update_collectives(
-            resolved,
-            position=0,
-            num_micro_batches=strategy.accumulation,
-            element_bytes=_BYTES[subject.dtype],
-            deterministic=subject.device == "cpu",
-            norm_bytes=partition.NORM_BYTES,
-            samples=samples_told(subject.run.engine),
-        )
-        found[resolved.axis] = together(found.get(resolved.axis, ()), told)
-    return found
-
-
-def samples_told(engine: str) -> SamplesTold:
-    """What an engine sends besides tensors where ranks exchange samples for channels.
-
-    Args:
-        engine: ``"torch"`` or ``"mindspore"``.
-
-    Returns:
-        Its bytes; numbers of samples are fixed in MindSpore's graphs, so that nobody tells them.
-    """
-    from convmesh.engines.mindspore.partition import SAMPLES
-
-    return SAMPLES if engine == "mindspore" else SamplesTold()
 
 
 def _memory(ranks: Sequence[Observation], alone: Observation) -> Memory:
