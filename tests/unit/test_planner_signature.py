@@ -6,10 +6,13 @@ import dataclasses
 
 import pytest
 from planning import plain_network, residual_network, resolved_by_rule
+from tests.graph_builder import residual
 
 from convmesh.errors import ModelError
 from convmesh.graph import Edge, Graph, Node, node_cost, total_cost
 from convmesh.graph.resize import with_samples
+from convmesh.mesh import Mesh
+from convmesh.plan import Choice, Entry, Plan, resolve
 from convmesh.planner.signature import Signature, signature_of, signatures
 
 
@@ -35,6 +38,18 @@ def test_split_channels_are_computed_once_over_all_ranks(width: int) -> None:
             assert resolved.operators[node.name].split != "whole"
             split = sum(signature.cost.multiply_adds for signature in found if signature)
             assert split == node_cost(graph, node).multiply_adds
+
+
+def test_a_bias_added_to_a_part_of_a_sum_is_not_computed_with_the_operator() -> None:
+    graph = residual()
+    plan = Plan(
+        mesh=Mesh({"channel": 4}),
+        entries=(Entry(pattern="block0.conv2", axes={"channel": Choice(split="in_channels")}),),
+    )
+    resolved = resolve(graph, plan)
+    found = {name: signature_of(resolved, graph.node(name)) for name in ("block0.conv1", "block0.conv2")}
+    roles = {name: [entry.role for entry in one.parameters] for name, one in found.items() if one is not None}
+    assert roles == {"block0.conv1": ["weight", "bias"], "block0.conv2": ["weight"]}
 
 
 def test_equal_operators_have_one_text_and_others_another() -> None:

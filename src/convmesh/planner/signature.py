@@ -142,7 +142,8 @@ def signature_of(resolved: ResolvedPlan, node: Node, *, position: int = 0) -> Si
     graph, entry = resolved.graph, resolved.operators[node.name]
     inputs = tuple(taken_shape(resolved, node, place, position) for place in range(len(node.inputs)))
     outputs = tuple(made_shape(resolved, node, place, position) for place in range(len(node.output_shapes)))
-    parameters = tuple(_local_parameter(parameter, entry, position) for parameter in node.parameters)
+    held = (_local_parameter(parameter, entry, position) for parameter in node.parameters)
+    parameters = tuple(parameter for parameter in held if not _comes_later(parameter, node, outputs[0]))
     flows = tuple(edge.node in graph.needs_gradient for edge in node.inputs)
     return _interned(
         Signature(
@@ -213,6 +214,13 @@ def _local_parameter(parameter: Parameter, entry: Resolved, position: int) -> Pa
     if shard is not None:
         shape = (*shape[: shard.dim], len(shard.lists[position]), *shape[shard.dim + 1 :])
     return Parameter(parameter.role, shape, parameter.role, parameter.trainable)
+
+
+def _comes_later(parameter: Parameter, node: Node, output: Shape) -> bool:
+    """Whether it is a bias that is added to this rank's part of a sum over ranks, and no longer to what it computes."""
+    if parameter.role != "bias" or node.kind not in ("convolution", "dense"):
+        return False
+    return parameter.shape[0] != output[1 if node.kind == "convolution" else -1]
 
 
 def _local_attributes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[tuple[str, Any], ...]:
