@@ -113,7 +113,7 @@ def measure(engine: Engine, run: RunConfig, *, world: World, task: Task) -> Meas
         overhead = calibrator.overhead()
     with clock.during("optimizer"):
         updates = {
-            4 * sum(map(_size, shapes)): calibrator.optimizer([tuple(shape) for shape in shapes], repeats=5)
+            4 * sum(map(_size, shapes)): calibrator.optimizer([tuple(shape) for shape in shapes], repeats=10)
             for shapes in task.updates
         }
     with clock.during("data"):
