@@ -24,8 +24,10 @@ from tests.multiprocess.ranks import RankPool, RanksFailedError
 from convmesh.engines import load_engine
 from convmesh.engines.tracing import trace
 from convmesh.graph import Graph
+from convmesh.graph.resize import with_samples
 from convmesh.mesh import Mesh
 from convmesh.plan import Execution, Plan, resolve
+from convmesh.plan.beside import beside
 from convmesh.plan.by_rule import plan_by_rule
 from convmesh.plan.load import dump_plan
 from convmesh.planner.cluster import Cluster
@@ -229,7 +231,9 @@ def run_job(
     num_ranks, path = num_ranks_of(job), None
     if plan is not None or Mesh(job.mesh).size("channel") > 1 or job.recompute != "none":
         path = (work / "plan.yaml").absolute()
-        path.write_text(dump_plan(plan or plan_of(job, graph_of(job))))
+        graph = with_samples(graph_of(job), job.global_batch // (Mesh(job.mesh).size("data") * job.accumulation))
+        path.write_text(dump_plan(plan or plan_of(job, graph)))
+        beside(path).write_text(graph.to_json())
     pool = RankPool(job.engine, num_ranks, num_threads=threads_per_rank(num_ranks))
     try:
         return pool.run(

@@ -21,14 +21,14 @@ from convmesh.engines.contract import World
 from convmesh.errors import ConfigError, ConvMeshError, MistakeList, raise_all
 from convmesh.mesh import Mesh, parse_mesh
 from convmesh.plan import CHANNEL
-from convmesh.plan.load import dump_plan, load_plan
+from convmesh.plan.load import load_plan
 from convmesh.training.auto_plan import AUTO, auto_plan
 from convmesh.training.launch import LaunchPlan, launch, plan_launch, threads_per_rank
 from convmesh.training.metrics import Record
 from convmesh.training.planning import RunPlan, as_planned, build_network, missing_engine, plan_run
 from convmesh.training.rank import balance_path, run_rank
 from convmesh.training.ranks import RankPlace, find_rank
-from convmesh.training.run_folder import RunFolder, default_run_dir, write_atomically, write_json
+from convmesh.training.run_folder import RunFolder, default_run_dir, write_json
 from convmesh.training.verification import Subject, Verification, check_dtype, check_length, verify_run
 
 
@@ -295,7 +295,7 @@ def verify(  # noqa: PLR0913 - one parameter per option of the command
     with tempfile.TemporaryDirectory(prefix="convmesh-verify-") as root:
         folder = RunFolder(root)
         if prepared.plan is not None:
-            write_atomically(folder.plan, dump_plan(prepared.plan.plan))
+            prepared.plan.write(folder.plan)
         placed = prepared.placed_in(folder)
         subject = Subject(
             run=placed.run, mesh=placed.mesh, device=placed.device, plan=placed.plan, num_updates=steps, dtype=dtype
@@ -377,7 +377,7 @@ def _prepare_folder(folder: RunFolder, prepared: PreparedRun, *, resume: bool) -
     }
     write_json(balance_path(folder), balance)
     if prepared.plan is not None:
-        write_atomically(folder.plan, dump_plan(prepared.plan.plan))
+        prepared.plan.write(folder.plan)
 
 
 def _report(folder: RunFolder) -> Path | None:

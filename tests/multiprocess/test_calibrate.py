@@ -30,7 +30,13 @@ def subject(engine: str) -> Subject:
         train=TrainConfig(global_batch=8, device="cpu"),
     )
     return Subject(
-        run=run, num_ranks=2, device="cpu", graph=small_graph(), num_rounds=2, collective_bytes=(2**10, 2**16)
+        run=run,
+        num_ranks=2,
+        device="cpu",
+        graph=small_graph(),
+        num_rounds=2,
+        collective_bytes=(2**10, 2**16),
+        reduction_bytes=(2**18,),
     )
 
 

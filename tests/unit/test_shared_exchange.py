@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from convmesh.engines import shared_exchange
 from convmesh.engines.shared_exchange import SharedExchange
 from convmesh.errors import EngineError
+from convmesh.planner.memory import SLOTS_BYTES
 
 pytestmark = pytest.mark.skipif(not shared_exchange.is_wanted(), reason="no /dev/shm")
 
@@ -100,3 +101,7 @@ def test_a_rank_that_leaves_or_stays_away_is_told() -> None:
         return str(raised.value)
 
     assert "another rank" in on_ranks(2, work, timeout_seconds=2)[0]
+
+
+def test_the_planner_knows_how_much_memory_is_shared() -> None:
+    assert SLOTS_BYTES == 2 * shared_exchange.SLOT_BYTES

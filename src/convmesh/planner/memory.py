@@ -37,6 +37,9 @@ _BEFORE_FORWARD = {"gather_sum": 2, "gather": 2, "permute": 2, "slice": 0, "copy
 _BEFORE_BACKWARD = {"gather_sum": 2, "gather": 0, "permute": 2, "slice": 2, "copy": 1}
 _AFTER = {"reduce_scatter": 2, "all_reduce": 1, "gather": 1, "permute": 2, "slice": 0}
 
+SLOTS_BYTES = 2 * 2**21
+"""Of one rank in the memory through which channels are exchanged: `convmesh.engines.shared_exchange`."""
+
 
 @dataclass(frozen=True)
 class _Moment:
@@ -83,7 +86,7 @@ def memory_use(
     spare = device.spare_share * (peak.activations + peak.passing + peak.workspace)
     spare += device.parameter_share * (parameters + optimizer + gradients)
     return MemoryUse(
-        fixed=device.fixed_bytes + device.bytes_per_operator * len(resolved.graph),
+        fixed=device.fixed_bytes + device.bytes_per_operator * len(resolved.graph) + _exchange_bytes(resolved, cluster),
         parameters=parameters,
         gradients=gradients,
         optimizer=optimizer,
@@ -93,6 +96,13 @@ def memory_use(
         spare=math.ceil(spare),
         moment=peak.words,
     )
+
+
+def _exchange_bytes(resolved: ResolvedPlan, cluster: Cluster) -> int:
+    """Of the memory through which ranks of one machine exchange channels."""
+    num_ranks = resolved.num_ranks
+    shares = cluster.device.kind == "cpu" and 1 < num_ranks <= cluster.devices_per_node
+    return SLOTS_BYTES * num_ranks if shares else 0
 
 
 def lasting_bytes(candidate: Candidate, cluster: Cluster, own: LocalParameters) -> int:

@@ -39,6 +39,9 @@ from convmesh.training.run_folder import RunFolder, write_json
 COLLECTIVE_BYTES = (16 * 2**10, 256 * 2**10, 2 * 2**20, 8 * 2**20)
 """Sizes at which collectives are measured."""
 
+REDUCTION_BYTES = (32 * 2**20,)
+"""Sizes at which all-reduces are measured besides: a bucket of gradients is larger than most activations."""
+
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
 
 
@@ -54,6 +57,7 @@ class Task:
         num_rounds: How often an operator is run.
         reads_data: Whether the run's data is read.
         collective_bytes: Sizes at which collectives are measured.
+        reduction_bytes: Sizes at which all-reduces are measured besides.
     """
 
     graphs: Sequence[str]
@@ -63,6 +67,7 @@ class Task:
     num_rounds: int = 5
     reads_data: bool = False
     collective_bytes: Sequence[int] = field(default=COLLECTIVE_BYTES)
+    reduction_bytes: Sequence[int] = field(default=REDUCTION_BYTES)
 
     def write(self, folder: Path) -> None:
         """Leaves it in a folder."""
@@ -188,7 +193,8 @@ def _collectives(
                     if (kind, way) in seen or (way == "shared_memory" and size < num_ranks):
                         continue
                     seen.add((kind, way))
-                    times = calibrator.collective(kind, ranks, sizes=task.collective_bytes, repeats=7)
+                    sizes = [*task.collective_bytes, *(task.reduction_bytes if kind == "all-reduce" else ())]
+                    times = calibrator.collective(kind, ranks, sizes=sizes, repeats=7)
                     yield kind, way, ranks, tuple(times)
 
 

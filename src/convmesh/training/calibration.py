@@ -31,7 +31,7 @@ from convmesh.planner.measuring import chunks_of, curve_signatures, network_sign
 from convmesh.planner.predict import predict
 from convmesh.planner.prediction import Candidate, MemoryUse, Training
 from convmesh.planner.signature import Signature
-from convmesh.training.calibrate_worker import COLLECTIVE_BYTES, Task, load_measurement
+from convmesh.training.calibrate_worker import COLLECTIVE_BYTES, REDUCTION_BYTES, Task, load_measurement
 from convmesh.training.launch import launch, plan_launch, threads_per_rank
 from convmesh.training.run_folder import RunFolder
 
@@ -55,6 +55,7 @@ class Subject:
         num_rounds: How often an operator is run.
         reads_data: Whether the run's data is read.
         collective_bytes: Sizes at which collectives are measured.
+        reduction_bytes: Sizes at which all-reduces are measured besides.
     """
 
     run: RunConfig
@@ -65,6 +66,7 @@ class Subject:
     num_rounds: int = 5
     reads_data: bool = False
     collective_bytes: Sequence[int] = COLLECTIVE_BYTES
+    reduction_bytes: Sequence[int] = REDUCTION_BYTES
 
 
 def calibrate(subject: Subject, *, on_phases: Callable[[Mapping[str, float]], None] | None = None) -> Cluster:
@@ -125,6 +127,7 @@ def task_of(subject: Subject, found: Sequence[Signature]) -> Task:
         num_rounds=subject.num_rounds,
         reads_data=subject.reads_data,
         collective_bytes=tuple(subject.collective_bytes),
+        reduction_bytes=tuple(subject.reduction_bytes),
     )
 
 

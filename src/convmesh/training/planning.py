@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from convmesh.config import RunConfig
@@ -17,9 +18,11 @@ from convmesh.errors import ConvMeshError, EngineError, MistakeList, ModelError,
 from convmesh.graph import Graph
 from convmesh.mesh import Mesh
 from convmesh.plan import CHANNEL, Plan, ResolvedPlan, resolve
+from convmesh.plan.beside import beside
 from convmesh.plan.by_rule import plan_by_rule
-from convmesh.plan.load import load_plan
+from convmesh.plan.load import dump_plan, load_plan
 from convmesh.plan.network import network_facts, plan_mismatches
+from convmesh.training.run_folder import write_atomically
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,15 @@ class RunPlan:
 
     plan: Plan
     resolved: ResolvedPlan
+
+    def write(self, path: Path) -> None:
+        """Writes the plan for ranks, and beside it its network's graph.
+
+        Raises:
+            RunFolderError: If they can't be written.
+        """
+        write_atomically(beside(path), self.resolved.graph.to_json())
+        write_atomically(path, dump_plan(self.plan))
 
 
 def plan_run(run: RunConfig, *, mesh: Mesh, datasets: DataSets) -> RunPlan:

@@ -30,6 +30,7 @@ from convmesh.engines.mindspore.train_step import DTYPES, MindSporeTrainStep
 from convmesh.errors import ConfigError, EngineError, ModelError, brief
 from convmesh.geometry.regrouping import ChannelRegrouping
 from convmesh.mesh import Mesh
+from convmesh.plan.beside import graph_beside
 from convmesh.plan.load import load_plan
 from convmesh.plan.plan import DATA
 from convmesh.profiling.framework import FrameworkProfiler
@@ -139,7 +140,9 @@ class MindSporeEngine:
         axis = self._channel
         if axis is None and self._exchanges_samples(run):
             axis = SampleAxis(self._axis, native=self._world is not None and self._world.device != "cpu")
-        parallelize(network, plan, axis=axis, num_samples=num_samples, own_loop=False)
+        shapes = {name: tuple(parameter.shape) for name, parameter in named_parameters(network).items()}
+        graph = graph_beside(run.strategy.plan, plan, shapes, num_samples=num_samples)
+        parallelize(network, plan, axis=axis, num_samples=num_samples, own_loop=False, graph=graph)
 
     def _exchanges_samples(self, run: RunConfig) -> bool:
         return self._axis.size > 1 and run.strategy.plan is not None and load_plan(run.strategy.plan).names(DATA)

@@ -28,7 +28,7 @@ from convmesh.engines.mindspore.sample_axis import SampleAxis
 from convmesh.engines.mindspore.state import export_network, named_parameters
 from convmesh.engines.mindspore.trace import trace
 from convmesh.errors import ConfigError, ConvMeshError, ModelError, raise_all
-from convmesh.graph import Node
+from convmesh.graph import Graph, Node
 from convmesh.plan import Plan, Resolved, ResolvedPlan, resolve
 from convmesh.plan.network import plan_mismatches
 from convmesh.plan.placement import ParameterShard, Shard
@@ -43,6 +43,7 @@ def parallelize(
     axis: ChannelAxis | None = None,
     num_samples: int = 2,
     own_loop: bool = True,
+    graph: Graph | None = None,
 ) -> nn.Cell:
     """Splits a network by channels and recomputes the blocks of its plan; ranks call it with equal networks.
 
@@ -53,6 +54,7 @@ def parallelize(
             one's own leaves it out.
         num_samples: Samples with which the network is read; any number that it takes.
         own_loop: Whether the axes are made from the plan's mesh, for a loop of one's own.
+        graph: Of the network, if it has been read already.
 
     Returns:
         The network.
@@ -66,7 +68,7 @@ def parallelize(
         raise ConfigError("the plan does not say what network it is for", fix="Make it with plan_by_rule(graph, mesh)")
     if split_of(network) is not None or _RECOMPUTED in network.__dict__:
         raise ModelError("the network is split already", fix="Build it anew")
-    graph = trace(network, (num_samples, *plan.network.input_shape))
+    graph = graph or trace(network, (num_samples, *plan.network.input_shape))
     raise_all(plan_mismatches(plan, graph, mesh=plan.mesh))
     resolved = resolve(graph, plan)
     raise_all(refusals(network, resolved))

@@ -30,6 +30,7 @@ from convmesh.errors import ConfigError, EngineError, ModelError
 from convmesh.geometry.regrouping import ChannelRegrouping
 from convmesh.mesh import Mesh
 from convmesh.plan import CHANNEL
+from convmesh.plan.beside import graph_beside
 from convmesh.plan.load import load_plan
 from convmesh.plan.plan import DATA
 from convmesh.profiling.framework import FrameworkProfiler
@@ -161,7 +162,9 @@ class TorchEngine:
             # Whole only here: what a device gets are the parts.
             network = network.cpu()
         num_samples = max(1, run.train.global_batch // (mesh.size("data") * run.strategy.accumulation))
-        return parallelize(network, plan, num_samples=num_samples, groups=groups)
+        shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+        graph = graph_beside(run.strategy.plan, plan, shapes, num_samples=num_samples)
+        return parallelize(network, plan, num_samples=num_samples, groups=groups, graph=graph)
 
     def load(self, reader: Reader, keys: Sequence[tuple[int, int, int]], *, num_workers: int) -> Iterator[Batch]:
         """Reads the micro-batches of ``keys`` in order through a ``DataLoader``, ahead of their use."""

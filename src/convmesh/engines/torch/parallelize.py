@@ -29,7 +29,7 @@ from convmesh.engines.torch.sample_axis import SampleAxis
 from convmesh.engines.torch.state import export_network
 from convmesh.engines.torch.trace import trace
 from convmesh.errors import ConfigError, ConvMeshError, ModelError, raise_all
-from convmesh.graph import Node
+from convmesh.graph import Graph, Node
 from convmesh.plan import CHANNEL, Plan, Resolved, ResolvedPlan, resolve
 from convmesh.plan.network import plan_mismatches
 from convmesh.plan.placement import Change, ParameterShard, Shard
@@ -44,7 +44,12 @@ _DATA_AXIS, _RECOMPUTED = "_convmesh_data_axis", "_convmesh_recomputed"
 
 
 def parallelize(
-    network: nn.Module, plan: Plan, *, num_samples: int = 2, groups: Mapping[str, Any] | None = None
+    network: nn.Module,
+    plan: Plan,
+    *,
+    num_samples: int = 2,
+    groups: Mapping[str, Any] | None = None,
+    graph: Graph | None = None,
 ) -> nn.Module:
     """Splits a network by channels, along ``channel`` and where its plan says so ``data``, and recomputes its blocks.
 
@@ -56,6 +61,7 @@ def parallelize(
         num_samples: Samples with which the network is read; any number that it takes.
         groups: Process group of this rank per axis of the mesh, and under ``REGION`` a second one of the data axis;
             made from the mesh if left out.
+        graph: Of the network, if it has been read already.
 
     Returns:
         The network.
@@ -74,7 +80,7 @@ def parallelize(
         )
     if split_of(network) is not None or hasattr(network, _RECOMPUTED):
         raise ModelError("the network is split already", fix="Build it anew")
-    graph = trace(network, (num_samples, *plan.network.input_shape))
+    graph = graph or trace(network, (num_samples, *plan.network.input_shape))
     raise_all(plan_mismatches(plan, graph, mesh=plan.mesh))
     if groups is None and plan.mesh.size("data") > 1:
         object.__setattr__(network, _DATA_AXIS, DataAxis(make_group(plan, "data")))
