@@ -25,6 +25,7 @@ from benchmarks.planner import graph_of, predict_job, run_job
 from convmesh.graph import Graph
 from convmesh.mesh import Mesh
 from convmesh.plan import Plan
+from convmesh.plan.network import network_facts
 from convmesh.planner.cluster import Cluster
 from convmesh.planner.cluster_file import dump_cluster, load_cluster
 from convmesh.planner.prediction import MIB, Training
@@ -140,7 +141,7 @@ def _planned(story: Story, graph: Graph, cluster: Cluster, limit: int) -> Conten
     return Contender(
         title="the plan",
         job=job,
-        plan=candidate.resolved.plan,
+        plan=dataclasses.replace(candidate.resolved.plan, network=network_facts(graph)),
         predicted_bytes=chosen.prediction.memory.total,
     )
 
