@@ -8,16 +8,21 @@ from pathlib import Path
 import pytest
 from benchmarks.contenders.generated_profile import Recipe, generate
 from fake_runs import FakeRun, fake_summary, write_fake_run
+from planning import cluster_of, plain_network
 from test_report_page import Outline
 from typer.testing import CliRunner
 
 from convmesh.cli.main import app
-from convmesh.errors import ProfileError
+from convmesh.config import load_config
+from convmesh.errors import DataError, ProfileError
 from convmesh.mesh import Mesh
-from convmesh.plan import Execution, Foretold, Plan
+from convmesh.plan import Execution, Foretold, Plan, resolve
 from convmesh.plan.load import dump_plan
+from convmesh.planner.predict import predict
+from convmesh.planner.prediction import Candidate
 from convmesh.profiling.analysis import analyse
 from convmesh.profiling.store import save_trace
+from convmesh.report import foretelling
 from convmesh.report.foretold import compare_with_run
 from convmesh.report.html import read_report, write_report
 from convmesh.report.profile_text import LANGUAGES, texts
@@ -134,6 +139,40 @@ def test_a_profile_of_another_run_may_be_shown(tmp_path: Path) -> None:
     assert "One step on all ranks" in page.text
     with pytest.raises(ProfileError, match="holds no profile"):
         write_report(tmp_path / "run", profile_dir=tmp_path)
+
+
+def test_any_run_is_predicted_from_a_cluster_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, cluster = plain_network(), cluster_of(ranks_per_node=2)
+    monkeypatch.setattr(foretelling, "cached_graph", lambda run, *, batch: graph)
+    run_dir = write_fake_run(tmp_path, FakeRun())
+    save_trace(generate(RECIPE), run_dir / "profile")
+
+    plan = foretelling.foretell(read_run(run_dir), cluster)
+
+    config = load_config(run_dir / "config.yaml")
+    expected = predict(Candidate.of(resolve(graph, Plan(mesh=Mesh({"data": 2}))), config), cluster)
+    assert plan.foretold is not None
+    assert plan.mesh.sizes == {"data": 2}
+    assert plan.foretold.seconds == pytest.approx(expected.seconds.total)
+    assert sum(plan.foretold.seconds_by_kind.values()) == pytest.approx(plan.foretold.seconds)
+    assert plan.foretold.memory_bytes == sum(plan.foretold.memory_by_kind.values())
+    rows = {row[0]: row for row in read_report(run_dir).plan("en", cluster).rows}
+    assert rows["Update"][2] == "490 ms"
+    assert "by rule" not in " ".join(read_report(run_dir).plan("en", cluster).remarks)
+
+
+def test_a_run_that_cannot_be_predicted_says_why_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(run: object, *, batch: int) -> None:
+        raise DataError("the data is gone", fix="Give --image-shape")
+
+    monkeypatch.setattr(foretelling, "cached_graph", fail)
+    planned = read_report(profiled_run(tmp_path / "planned")).plan("en", cluster_of(ranks_per_node=2))
+    plain = read_report(write_fake_run(tmp_path / "plain", FakeRun())).plan("en", cluster_of(ranks_per_node=2))
+
+    said = "The run can't be predicted from this cluster file: the data is gone"
+    assert plain.remarks == (said,)
+    assert planned.remarks[0] == said
+    assert ("Forward and backward", "300 ms", "400 ms", "-25 %") in planned.rows  # As its own plan predicts.
 
 
 def test_a_plan_for_another_batch_says_so(tmp_path: Path) -> None:

@@ -33,7 +33,14 @@ def report(
             metavar="DIR", help="A profile of another run, as `convmesh profile` makes it [default: its own]."
         ),
     ] = None,
-    cluster: LinksOption = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|PRESET",
+            help="Predict the run from this cluster file, and tell what collectives reached of what it promises "
+            "[default: what the plan of the run predicts].",
+        ),
+    ] = None,
 ) -> None:
     """Write report.html of a run again, also of one that runs or was killed, and sum it up."""
     if not (run_dir / "metrics.jsonl").exists():

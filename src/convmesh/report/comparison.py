@@ -29,6 +29,9 @@ Unit = Literal["seconds", "bytes", "share", "number", "loss"]
 _WHAT_MATTERS = {"data.source": "other_data", "train.global_batch": "other_batch", "engine": "other_engine"}
 """Settings whose difference changes what may be compared, to the remark that says so."""
 
+_ALWAYS = ("step", "compute", "data", "idle")
+"""Parts of a step that are told even where they take no time."""
+
 _OF_COLLECTIVES: Mapping[str, Unit] = {"num_per_step": "number", "num_bytes": "bytes", "transfer_seconds": "seconds"}
 
 
@@ -227,7 +230,7 @@ def _times(before: Side, after: Side) -> Iterator[Measure]:
     for key in [*samples[0], *(key for key in samples[1] if key not in samples[0])]:
         nothing = np.zeros(LEAST_VALUES) if key[0] == "communication" else ()
         pair = [Sample.of(found.get(key, nothing)) for found in samples]
-        if pair[0] is not None and pair[1] is not None:
+        if pair[0] is not None and pair[1] is not None and (key[0] in _ALWAYS or any(one.high for one in pair if one)):
             unit: Unit = "number" if key[0] == "images_per_second" else "seconds"
             yield Measure(kind=key[0], of=key[1], unit=unit, before=pair[0], after=pair[1])
 

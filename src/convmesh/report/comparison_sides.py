@@ -12,7 +12,7 @@ import yaml
 
 from convmesh.errors import RunFolderError
 from convmesh.profiling.analysis import Analysis
-from convmesh.report.foretold import PLAN_NAME
+from convmesh.report.foretelling import PLAN_NAME
 from convmesh.report.html import Report, find_profile, read_report
 from convmesh.report.run_folder import METRICS_NAME, RunData, section
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from convmesh.errors import ConvMeshError
 from convmesh.plan import Foretold, Plan
 from convmesh.plan.load import load_plan
+from convmesh.planner.cluster import Cluster
 from convmesh.profiling.analysis import Analysis
 from convmesh.report.charts import ColumnChart, ColumnNames, column_chart
 from convmesh.report.facts import Words, num_ranks
 from convmesh.report.figures import mean_step_times
+from convmesh.report.foretelling import PLAN_NAME, foretell
 from convmesh.report.profile_figures import milliseconds
 from convmesh.report.run_folder import RunData, number, numbers, section
 from convmesh.units import format_bytes
 
-PLAN_NAME = "plan.yaml"
 _COMPUTE = ("forward", "backward", "recomputation")
 _COMMUNICATION = "communication, "
 _COLOURS = {"compute": 1, "optimizer": 3, "communication": 2, "data": 6, "overhead": 7}
@@ -72,37 +73,48 @@ class PlanSection:
     text: str = ""
 
 
-def plan_section(run: RunData, analysis: Analysis | None, words: Words) -> PlanSection:
+def plan_section(
+    run: RunData, analysis: Analysis | None, words: Words, *, cluster: Cluster | None = None
+) -> PlanSection:
     """Reads the plan of a run and holds its predictions against the run.
 
     Args:
         run: The run.
         analysis: Its profile, if there is one.
         words: Texts of the page.
+        cluster: Predictions are made anew from it; default those that stand in the plan.
 
     Returns:
         What to say; a missing or damaged plan is a remark.
     """
     path = run.run_dir / PLAN_NAME
-    if not path.is_file():
-        return PlanSection(remarks=(words["plan_none"].format(ranks=num_ranks(run) or "N"),))
-    text = path.read_text("utf-8", errors="replace")[:_MAX_TEXT]
-    try:
-        plan = load_plan(path)
-    except ConvMeshError as error:
-        return PlanSection(remarks=(words["plan_broken"].format(reason=error),), text=text)
-    about = " · ".join([str(plan.mesh), *_execution(plan)])
+    text = path.read_text("utf-8", errors="replace")[:_MAX_TEXT] if path.is_file() else ""
+    plan, problems = None, []
+    if cluster is not None:
+        try:
+            plan = foretell(run, cluster)
+        except ConvMeshError as error:
+            # How to mend it is told for commands that have other options.
+            problems.append(words["plan_unforeseen"].format(reason=getattr(error, "what", str(error))))
+    if plan is None and text:
+        try:
+            plan = load_plan(path)
+        except ConvMeshError as error:
+            problems.append(words["plan_broken"].format(reason=error))
+    if plan is None:
+        nothing = words["plan_none"].format(ranks=num_ranks(run) or "N")
+        return PlanSection(remarks=tuple(problems) or (nothing,), text=text)
+    shown = PlanSection(about=" · ".join([str(plan.mesh), *_execution(plan)]), text=text)
     foretold = plan.foretold
     if foretold is None:
-        return PlanSection(about=about, remarks=(words["plan_by_rule"],), text=text)
+        return replace(shown, remarks=(*problems, words["plan_by_rule"]))
     compared = compare_with_run(foretold, run, analysis)
-    return PlanSection(
-        about=about,
-        remarks=tuple(_remarks(foretold, run, analysis, words)),
+    return replace(
+        shown,
+        remarks=(*problems, *_remarks(foretold, run, analysis, words)),
         rows=tuple(_row(entry, words) for entry in compared),
         charts=tuple(_charts(foretold, compared, words)),
         reasons=foretold.reasons,
-        text=text,
     )
 
 

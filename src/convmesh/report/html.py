@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Report:
     analysis: Analysis | None = None
     profile_dir: Path | None = None
     problem: str = ""
+    _plans: dict[tuple[str, str | None], PlanSection] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of_profile(cls, folder: Path) -> Report:
@@ -54,9 +55,13 @@ class Report:
         found = find_profile(folder) or folder
         return cls(run=RunData(run_dir=folder), analysis=analyse(load_trace(found)), profile_dir=found)
 
-    def plan(self, language: str) -> PlanSection:
-        """The plan, and its predictions against what was measured."""
-        return plan_section(self.run, self.analysis, texts(language, "report"))
+    def plan(self, language: str, cluster: Cluster | None = None) -> PlanSection:
+        """The plan, and its predictions, or those from a cluster file, against what was measured."""
+        key = language, None if cluster is None else cluster.name
+        if key not in self._plans:  # A network of one's own is read anew for each prediction.
+            words = texts(language, "report")
+            self._plans[key] = plan_section(self.run, self.analysis, words, cluster=cluster)
+        return self._plans[key]
 
 
 def read_report(run_dir: Path, *, profile_dir: Path | None = None) -> Report:
@@ -118,7 +123,7 @@ def write_report_of(report: Report, *, language: str = "en", cluster: Cluster | 
     Args:
         report: The run and its profile.
         language: ``"en"`` or ``"zh"``.
-        cluster: What links can do, to hold measured collectives against.
+        cluster: To hold measured collectives against, and to make predictions anew from.
 
     Returns:
         The path of the report.
@@ -136,7 +141,7 @@ def render_report(report: Report, *, language: str = "en", cluster: Cluster | No
     Args:
         report: The run and its profile.
         language: ``"en"`` or ``"zh"``.
-        cluster: What links can do, to hold measured collectives against.
+        cluster: To hold measured collectives against, and to make predictions anew from.
 
     Returns:
         The page. All text that comes from the run is escaped.
@@ -148,7 +153,7 @@ def render_report(report: Report, *, language: str = "en", cluster: Cluster | No
         .render(
             _context(report.run, texts(language, "report")),
             **_profile_context(report, language, cluster),
-            plan=report.plan(language),
+            plan=report.plan(language, cluster),
             words=texts(language, "report"),
             language=language,
             script=script,

@@ -19,7 +19,7 @@ def print_report(report: Report, console: Console, *, language: str = "en", clus
         report: The run and its profile.
         console: Where to.
         language: ``"en"`` or ``"zh"``.
-        cluster: What links can do, to hold measured collectives against.
+        cluster: To hold measured collectives against, and to make predictions anew from.
 
     Raises:
         ConfigError: If the language is unknown, or the cluster lacks links of the profile.
@@ -39,12 +39,14 @@ def print_report(report: Report, console: Console, *, language: str = "en", clus
     else:
         reason = words["broken_profile"].format(reason=report.problem) if report.problem else words["no_profile"]
         console.print(f"- {reason}", highlight=False, markup=False)
-    _print_plan(report, console, language=language)
+    _print_plan(report, console, language=language, cluster=cluster)
 
 
-def _print_plan(report: Report, console: Console, *, language: str) -> None:
-    words, plan = texts(language, "report"), report.plan(language)
+def _print_plan(report: Report, console: Console, *, language: str, cluster: Cluster | None) -> None:
+    words, plan = texts(language, "report"), report.plan(language, cluster)
     if not plan.rows:
+        for remark in plan.remarks:
+            console.print(f"- {remark}", highlight=False, markup=False)
         return
     console.print(f"\n{words['plan']}: {plan.about}", highlight=False, markup=False, style="bold")
     table = Table(box=None, pad_edge=False)
