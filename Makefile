@@ -59,5 +59,5 @@ $(VENV)/.ready-mindspore $(VENV)/.ready-torch: $(VENV)/.ready-%: $(BIN)/python p
 
 $(VENV)/.ready-dev: $(BIN)/python pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) with both engines and the development tools (a few minutes)"
-	$(PIP) -e '.[mindspore,torch,demo,dev]'
+	$(PIP) -e '.[mindspore,torch,demo,dev,tensorboard,wandb,mlflow]'
 	@touch $@ $(VENV)/.ready-mindspore $(VENV)/.ready-torch

@@ -29,6 +29,7 @@ from convmesh.training.planning import RunPlan, as_planned, build_network, missi
 from convmesh.training.rank import balance_path, run_rank
 from convmesh.training.ranks import RankPlace, find_rank
 from convmesh.training.run_folder import RunFolder, default_run_dir, write_json
+from convmesh.training.sinks import missing_sinks
 from convmesh.training.verification import Subject, Verification, check_dtype, check_length, verify_run
 
 
@@ -128,7 +129,7 @@ def prepare(  # noqa: PLR0913 - one parameter per option of the command
     mistakes: list[ConvMeshError] = [*missing_engine(run)]
     planned = grid.size(CHANNEL) > 1 or run.strategy.plan is not None or run.strategy.recompute not in {"none", ()}
     planned = planned and not mistakes and not unsplit_axes(run, mesh=grid)
-    mistakes += check_config(run, mesh=grid)
+    mistakes += [*check_config(run, mesh=grid), *missing_sinks(run)]
     launcher = load_launcher(run.engine)
     device = launcher.resolve_device(run.train.device)
     mistakes += launcher.check(run, device=device, num_ranks=grid.num_ranks)

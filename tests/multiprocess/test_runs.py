@@ -1,6 +1,7 @@
 """Whole runs through the command line: what a user does, and what can happen to a run."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -99,7 +100,9 @@ def kill_everything(process):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_run_on_two_ranks_leaves_what_it_promises(config, tmp_path, engine):
     need(engine)
-    out = convmesh("train", config, "--engine", engine, "--ranks", 2, "--run-dir", tmp_path / "run")
+    sinks = ["tensorboard"] if importlib.util.find_spec("tensorboardX") else []
+    settings = ["--engine", engine, "--ranks", 2, "--set", f"train.sinks={sinks}"]
+    out = convmesh("train", config, *settings, "--run-dir", tmp_path / "run")
     run_dir = tmp_path / "run"
     assert "Accuracy" in out
     assert "report.html" in out
@@ -115,6 +118,8 @@ def test_a_run_on_two_ranks_leaves_what_it_promises(config, tmp_path, engine):
     assert [record["num_samples"] for record in records(run_dir, "eval")] == [359, 359]
     assert records(run_dir, "step")[-1]["update"] == 60
     assert all(len(record["step_seconds"]) == 2 for record in records(run_dir, "step"))
+    assert records(run_dir, "end")[0]["accuracy"] == summary["accuracy"]
+    assert len(list(run_dir.glob("sinks/tensorboard/events*"))) == len(sinks)  # One rank writes them.
 
 
 @pytest.mark.parametrize("engine", ENGINES)

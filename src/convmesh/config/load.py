@@ -61,7 +61,13 @@ def parse_config(settings: Mapping[str, Any]) -> RunConfig:
 
 def dump_config(run: RunConfig) -> str:
     """Writes a run as YAML that ``load_config`` reads back to an equal run."""
-    return yaml.safe_dump(_ADAPTER.dump_python(run, mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(plain_config(run), sort_keys=False, allow_unicode=True)
+
+
+def plain_config(run: RunConfig) -> dict[str, Any]:
+    """A run as nested plain values, defaults included."""
+    plain: dict[str, Any] = _ADAPTER.dump_python(run, mode="json")
+    return plain
 
 
 def config_schema() -> dict[str, Any]:

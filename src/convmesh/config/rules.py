@@ -54,7 +54,7 @@ def check_config(run: RunConfig, *, mesh: Mesh) -> list[ConvMeshError]:
     Returns:
         The mistakes, in the order of the run file; empty if there are none.
     """
-    return [*_model(run), *_data(run), *_strategy(run, mesh), *_schedule(run)]
+    return [*_model(run), *_data(run), *_strategy(run, mesh), *_schedule(run), *_train(run)]
 
 
 def _model(run: RunConfig) -> Iterator[ConvMeshError]:
@@ -114,3 +114,9 @@ def _schedule(run: RunConfig) -> Iterator[ConvMeshError]:
             got=f"{schedule.warmup_epochs:g} of {run.train.epochs} epochs",
             fix="Set 'schedule.warmup_epochs' lower",
         )
+
+
+def _train(run: RunConfig) -> Iterator[ConvMeshError]:
+    sinks = run.train.sinks
+    if len(set(sinks)) != len(sinks):
+        yield ConfigError("a sink stands twice in train.sinks", got=", ".join(sinks), fix="Name each once")

@@ -34,6 +34,7 @@ Seed = Annotated[int, BeforeValidator(_no_truth), Field(ge=0, lt=2**32)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 EngineName = Literal["mindspore", "torch"]
 DType = Literal["float32", "float16", "bfloat16"]
+SinkName = Literal["tensorboard", "wandb", "mlflow", "swanlab"]
 
 
 @dataclass(frozen=True, config=_STRICT, kw_only=True)
@@ -236,6 +237,10 @@ class TrainConfig:
     """End the run after this many updates, for trials; an epoch cut short is not evaluated or saved. Default: never."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """Which updates are profiled."""
+    sinks: tuple[SinkName, ...] = ()
+    """Where metrics go beside ``metrics.jsonl``; each needs the extra of its name, like ``convmesh[tensorboard]``."""
+    project: Annotated[str, Field(min_length=1)] = "convmesh"
+    """The project, or experiment, under which sinks file the run."""
 
 
 @dataclass(frozen=True, config=_STRICT, kw_only=True)

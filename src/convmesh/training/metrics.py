@@ -92,7 +92,11 @@ class Fanout:
     """
 
     def __init__(self, *sinks: MetricsSink) -> None:
-        self._sinks = sinks
+        self._sinks = list(sinks)
+
+    def add(self, *sinks: MetricsSink) -> None:
+        """Takes more sinks, which get what is written from now on."""
+        self._sinks += sinks
 
     def write(self, record: Record) -> None:
         """Writes to every sink."""
@@ -100,8 +104,8 @@ class Fanout:
             sink.write(record)
 
     def close(self) -> None:
-        """Closes every sink."""
-        for sink in self._sinks:
+        """Closes every sink, the last one first: it may have something to say to those before it."""
+        for sink in reversed(self._sinks):
             sink.close()
 
 

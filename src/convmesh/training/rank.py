@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,17 @@ from convmesh.data.open import DataSets, open_data
 from convmesh.data.reader import EvalReader, TrainReader
 from convmesh.engines import load_engine
 from convmesh.engines.contract import Engine, TrainStep, World
+from convmesh.errors import ProfileError
+from convmesh.profiling.analysis import analyse
+from convmesh.profiling.store import INDEX_NAME, load_trace
 from convmesh.training.agree import agree
 from convmesh.training.checkpoint import load_newest
 from convmesh.training.loop import Loop
 from convmesh.training.metrics import CallbackSink, Fanout, JsonLinesSink, MetricsSink, Record
 from convmesh.training.planning import build_network
+from convmesh.training.profiling import FOLDER as PROFILE_FOLDER
 from convmesh.training.run_folder import RunFolder, write_json
+from convmesh.training.sinks import open_sinks
 from convmesh.version import __version__
 
 
@@ -49,13 +55,12 @@ def run_rank(
     begun = time.perf_counter()
     engine = load_engine(run.engine)
     engine.start(world)
-    sink: MetricsSink = Fanout()
+    sink = Fanout()
     try:
         if prepare is not None:
             agree(prepare if world.rank == 0 else _nothing, engine.all_gather)
         if world.rank == 0:
-            sinks: list[MetricsSink] = [JsonLinesSink(folder.metrics)]
-            sink = Fanout(*sinks, *([CallbackSink(on_record)] if on_record else []))
+            sink.add(JsonLinesSink(folder.metrics), *([CallbackSink(on_record)] if on_record else []))
             write_json(folder.versions, {**_versions(), **engine.versions()})
         datasets, network = agree(lambda: _open(engine, run), engine.all_gather)
         step = engine.build_step(network, run, pixel_scale=datasets.pixel_scale)
@@ -63,15 +68,43 @@ def run_rank(
         _restore(loop, engine, folder, sink=sink, rank=world.rank)
         if world.rank == 0:
             sink.write(_start_record(run, loop, world, engine))
+            _add_trackers(sink, run, folder=folder, update=loop.progress.update)
         loop.fit()
         summary = _summary(engine, step, loop, run=run, world=world)
         if world.rank == 0:
             balance = json.loads(balance_path(folder).read_text()) if balance_path(folder).exists() else None
-            write_json(folder.summary, {**summary, "class_balance": balance, "seconds": time.perf_counter() - begun})
+            summary = {**summary, "class_balance": balance, "seconds": time.perf_counter() - begun}
+            write_json(folder.summary, summary)
+            for record in _closing_records(run, summary, folder=folder):
+                sink.write(record)
         engine.all_gather(None)  # No rank leaves before the summary is on disk.
     finally:
-        sink.close()
-        engine.stop()
+        try:
+            engine.stop()
+        finally:
+            sink.close()  # Last, since a tracker may keep it waiting, and other ranks with it.
+
+
+def _add_trackers(sink: Fanout, run: RunConfig, *, folder: RunFolder, update: int) -> None:
+    """Adds the sinks that the run file names; what they have to say goes to the others."""
+    if run.train.sinks:
+
+        def tell(level: str, text: str) -> None:
+            sink.write({"kind": "event", "level": level, "text": text})
+
+        sink.add(*open_sinks(run, run_dir=folder.root, update=update, on_event=tell))
+
+
+def _closing_records(run: RunConfig, summary: Mapping[str, Any], *, folder: RunFolder) -> Iterator[Record]:
+    """What trackers are told of a run that is done: the main figures of its profile, and how it ended."""
+    update = summary["num_updates"]
+    if run.train.sinks and (folder.root / PROFILE_FOLDER / INDEX_NAME).exists():
+        with contextlib.suppress(ProfileError):
+            found = analyse(load_trace(folder.root / PROFILE_FOLDER)).summary()
+            seconds = {f"{name}_seconds": value for name, value in found["seconds_per_step"].items()}
+            yield {"kind": "profile", "update": update, **seconds, "communication_share": found["communication_share"]}
+    names = ("accuracy", "loss", "best_accuracy", "images_per_second", "peak_memory_bytes", "seconds")
+    yield {"kind": "end", "update": update, **{name: summary[name] for name in names}}
 
 
 def _nothing() -> None:

@@ -28,6 +28,8 @@ _MAY_CHANGE = {
         "check_sync_every",
         "max_updates",
         "profile",
+        "sinks",
+        "project",
     },
     "data": {"num_workers", "path", "on_error", "channels"},
 }
