@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from convmesh.config import RunConfig, config_schema, load_config
     from convmesh.config.reference import config_reference
     from convmesh.data.adapters import ShardBatches, ShardIds
+    from convmesh.data.balanced import BalancedSampler
     from convmesh.data.batching import Batching
     from convmesh.data.fetch import fetch_cifar10, fetch_digits
     from convmesh.data.inspect import DataReport, inspect_data
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "BalancedSampler": "convmesh.data.balanced",
     "Batching": "convmesh.data.batching",
     "ChannelPartition": "convmesh.geometry",
     "ChannelRegrouping": "convmesh.geometry",
@@ -89,6 +91,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BalancedSampler",
     "Batching",
     "ChannelPartition",
     "ChannelRegrouping",

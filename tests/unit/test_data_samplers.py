@@ -24,7 +24,7 @@ from convmesh.errors import ConfigError, MistakeList
 
 Array = np.ndarray[Any, Any]
 
-KINDS = ("sequential", "random", "stratified")
+KINDS = ("sequential", "random", "stratified", "balanced")
 
 
 def _labels(sizes: Sequence[int]) -> Array:

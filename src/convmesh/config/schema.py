@@ -89,8 +89,8 @@ class DataConfig:
     """Use only this many training samples, chosen evenly over the classes. Default: all."""
     num_eval: Positive | None = None
     """Use only this many evaluation samples, chosen evenly over the classes. Default: all."""
-    sampler: Literal["sequential", "random", "stratified"] = "stratified"
-    """Order of the samples of an epoch. Stratified gives every rank its share of every class."""
+    sampler: Literal["sequential", "random", "stratified", "balanced"] = "stratified"
+    """Order of an epoch's samples. Each rank gets its share of every class if stratified, of file bytes if balanced."""
     last_batch: Literal["keep", "drop"] = "keep"
     """Whether an epoch ends with a smaller global batch or leaves those samples out."""
     image_size: Positive | None = None

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from convmesh.config.schema import RunConfig
 from convmesh.data.open import open_data
-from convmesh.data.reader import batching_of
-from convmesh.data.samplers import make_sampler
+from convmesh.data.reader import batching_of, sampler_of
 
 _CHUNK_CELLS = 2**21
 
@@ -94,10 +93,10 @@ def inspect_data(run: RunConfig, num_ranks: int) -> DataReport:
         DataError: If data is missing or damaged.
         ConfigError: If the batch doesn't divide, or settings don't fit the data.
     """
-    batching = batching_of(run, num_shards=num_ranks)
+    batching_of(run, num_shards=num_ranks)  # A batch that doesn't divide is told of before the data is opened.
     datasets = open_data(run.data)
     source = datasets.train
-    sampler = make_sampler(run.data.sampler, source.labels_N, batching=batching, seed=run.train.seed)
+    sampler = sampler_of(run, source, num_shards=num_ranks)
     ids_R = [sampler.epoch_parts(0, shard) for shard in range(num_ranks)]
     num_classes = len(datasets.class_names)
     counts_RC = np.array([np.bincount(source.labels_N[ids], minlength=num_classes) for ids, _ in ids_R], dtype=np.int64)

@@ -9,6 +9,7 @@ Legend: N samples, H rows, W columns, C channels.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from convmesh.data.batching import Batching, eval_ids
 from convmesh.data.channels import regroup_images
 from convmesh.data.open import DataSets
 from convmesh.data.randomness import sample_uniforms
-from convmesh.data.samplers import make_sampler
+from convmesh.data.samplers import Sampler, make_sampler
 from convmesh.data.sources.base import ArraySource, CorruptImageError, Source
 from convmesh.data.transform import (
     NUM_RESIZED_CROP,
@@ -52,6 +53,29 @@ def batching_of(run: RunConfig, *, num_shards: int) -> Batching:
     return Batching(run.train.global_batch, num_shards, run.strategy.accumulation, run.data.last_batch)
 
 
+def sampler_of(run: RunConfig, source: Source, *, num_shards: int) -> Sampler[Any]:
+    """The sampler of a run.
+
+    Args:
+        run: The run.
+        source: Its training samples.
+        num_shards: Size of the data axis.
+
+    Returns:
+        The sampler.
+
+    Raises:
+        ConfigError: If samples and batch sizes don't fit.
+    """
+    return make_sampler(
+        run.data.sampler,
+        source.labels_N,
+        batching=batching_of(run, num_shards=num_shards),
+        seed=run.train.seed,
+        costs_N=source.costs(np.arange(source.num_samples)) if run.data.sampler == "balanced" else None,
+    )
+
+
 class TrainReader:
     """Training micro-batches of one shard, augmented.
 
@@ -73,12 +97,7 @@ class TrainReader:
         self._images = _ImageReader(datasets, datasets.train, augment=run.data.augment, seed=run.train.seed)
         self._skips = run.data.on_error == "skip"
         self._shard = shard
-        self.sampler = make_sampler(
-            run.data.sampler,
-            datasets.train.labels_N,
-            batching=batching_of(run, num_shards=num_shards),
-            seed=run.train.seed,
-        )
+        self.sampler = sampler_of(run, datasets.train, num_shards=num_shards)
         self.num_updates = self.sampler.num_updates
         self.num_dropped = self.sampler.num_dropped
 

@@ -30,7 +30,7 @@ __all__ = [
     "make_sampler",
 ]
 
-SamplerName = Literal["sequential", "random", "stratified"]
+SamplerName = Literal["sequential", "random", "stratified", "balanced"]
 Labels = npt.NDArray[np.integer[Any]]
 Plan = TypeVar("Plan")
 
@@ -310,14 +310,22 @@ class StratifiedSampler(Sampler[_StratifiedPlan]):
         return mixed_bits(ids, seed=(self.seed, epoch, _SHUFFLE))
 
 
-def make_sampler(name: SamplerName, labels_N: Labels, *, batching: Batching, seed: int = 0) -> Sampler[Any]:
+def make_sampler(
+    name: SamplerName,
+    labels_N: Labels,
+    *,
+    batching: Batching,
+    seed: int = 0,
+    costs_N: npt.NDArray[np.float64] | None = None,
+) -> Sampler[Any]:
     """Makes a sampler by the name it has in the run file.
 
     Args:
-        name: ``"sequential"``, ``"random"`` or ``"stratified"``.
-        labels_N: Class of every sample; the others only count them.
+        name: ``"sequential"``, ``"random"``, ``"stratified"`` or ``"balanced"``.
+        labels_N: Class of every sample; all but the stratified one only count them.
         batching: Sizes of the global batch and its parts.
         seed: Seed of the order.
+        costs_N: Expected cost of every sample, for the balanced one; default all equal.
 
     Returns:
         The sampler.
@@ -331,7 +339,11 @@ def make_sampler(name: SamplerName, labels_N: Labels, *, batching: Batching, see
         return RandomSampler(len(labels_N), batching, seed=seed)
     if name == "sequential":
         return SequentialSampler(len(labels_N), batching, seed=seed)
-    raise ConfigError("a sampler is unknown", got=repr(name), expected="sequential, random or stratified")
+    if name == "balanced":
+        from convmesh.data.balanced import BalancedSampler
+
+        return BalancedSampler(np.ones(len(labels_N)) if costs_N is None else costs_N, batching, seed=seed)
+    raise ConfigError("a sampler is unknown", got=repr(name), expected="sequential, random, stratified or balanced")
 
 
 def _shuffled(num_samples: int, rng: np.random.Generator) -> npt.NDArray[Any]:

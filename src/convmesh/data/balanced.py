@@ -1,0 +1,85 @@
+"""Balanced sampling: samples of unequal cost are dealt so that the ranks finish a global batch together.
+
+Legend: N samples, B samples of a global batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from convmesh.data.batching import Batching, Ids, even_bounds
+from convmesh.data.samplers import RandomSampler
+from convmesh.errors import ConfigError
+
+Costs = npt.NDArray[np.float64]
+
+
+class BalancedSampler(RandomSampler):
+    """The global batches of random sampling, each dealt to the shards so that their costs are nearly equal.
+
+    Who computes a sample changes, and nothing else: every update has the samples that ``RandomSampler`` gives it. Each
+    shard gets equally many of them, as in every sampler.
+
+    Args:
+        costs_N: Expected cost of every sample, in any unit, from 0.
+        batching: Sizes of the global batch and its parts.
+        seed: Seed of the order.
+
+    Raises:
+        ConfigError: As ``Sampler``, or if a cost is no number from 0.
+    """
+
+    def __init__(self, costs_N: Costs, batching: Batching, *, seed: int = 0) -> None:
+        costs_N = np.asarray(costs_N, np.float64)
+        if costs_N.ndim != 1 or not np.isfinite(costs_N).all() or (costs_N < 0).any():
+            raise ConfigError(
+                "the costs of samples are not one number from 0 each", got=f"{costs_N.dtype} of shape {costs_N.shape}"
+            )
+        super().__init__(len(costs_N), batching, seed=seed)
+        self._costs_N = costs_N
+        self._dealt: tuple[tuple[int, int], list[Ids]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_dealt": None}
+
+    def _micro_batches(self, epoch: int, update: int, shard: int) -> list[npt.NDArray[Any]]:
+        if self._dealt is None or self._dealt[0] != (epoch, update):
+            ids = self._global_ids(self._plan(epoch), update)
+            self._dealt = ((epoch, update), self._deal(ids))
+        own, size = self._dealt[1][shard], self.batching.micro_batch
+        sizes = [min(size, len(own) - first) for first in range(0, len(own), size)]
+        return [own[part] for part in deal_by_cost(self._costs_N[own], sizes)]
+
+    def _deal(self, ids: npt.NDArray[Any]) -> list[Ids]:
+        num_shards = self.batching.num_shards
+        bounds = [even_bounds(len(ids), num_parts=num_shards, part=shard) for shard in range(num_shards)]
+        return [ids[part] for part in deal_by_cost(self._costs_N[ids], [end - first for first, end in bounds])]
+
+
+def deal_by_cost(costs_B: Costs, sizes: Sequence[int]) -> list[Ids]:
+    """Deals samples to parts of given sizes and nearly equal cost.
+
+    From the costliest down, each goes to the part that has least so far and has room (Graham, "Bounds on
+    multiprocessing timing anomalies", 1969, with limited numbers).
+
+    Args:
+        costs_B: Cost of each sample.
+        sizes: Number of samples of each part; together as many as there are.
+
+    Returns:
+        Places of the samples of each part, rising.
+    """
+    if len(sizes) == 1:
+        return [np.arange(len(costs_B))]
+    sums, room = np.zeros(len(sizes)), np.array(sizes, dtype=np.int64)
+    part_B = np.zeros(len(costs_B), dtype=np.int64)
+    for place in np.argsort(-costs_B, kind="stable"):
+        part = int(np.argmin(np.where(room > 0, sums, np.inf)))
+        part_B[place] = part
+        sums[part] += costs_B[place]
+        room[part] -= 1
+    return [np.flatnonzero(part_B == part) for part in range(len(sizes))]
