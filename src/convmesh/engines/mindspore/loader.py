@@ -77,7 +77,9 @@ def load(reader: Reader, keys: Sequence[Key], *, num_workers: int) -> Iterator[M
     if not keys:
         return
     num_workers = min(num_workers, len(keys))
-    with _prefetching(_PREFETCHED):
+    # An update takes all of its micro-batches at once, and those of the next must be there by then.
+    of_update = sum(key[:2] == keys[0][:2] for key in keys)
+    with _prefetching(max(_PREFETCHED, of_update)):
         source = dataset.GeneratorDataset(
             _ReadByKey(reader, keys),
             _COLUMNS,
