@@ -145,12 +145,14 @@ class About:
         engine: ``"mindspore"``, ``"torch"``, or empty if not known.
         mesh: Axis name to size, slowest first; empty if not known: then all ranks are one group.
         remarks: What a reader of the figures should know.
+        figures: What else was measured, by name; a name is missing where it was not.
     """
 
     source: str
     engine: str = ""
     mesh: Mapping[str, int] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,9 +71,10 @@ def load_trace(folder: Path) -> Trace:
         mesh = {str(axis): int(size) for axis, size in index["mesh"].items()}
         remarks = tuple(str(remark) for remark in index["remarks"])
         source, engine = str(index["source"]), str(index["engine"])
+        figures = {str(name): float(value) for name, value in index.get("figures", {}).items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProfileError(f"'{folder / INDEX_NAME}' is damaged", got=repr(error)) from None
-    return Trace(ranks=ranks, source=source, engine=engine, mesh=mesh, remarks=remarks)
+    return Trace(ranks=ranks, source=source, engine=engine, mesh=mesh, remarks=remarks, figures=figures)
 
 
 def load_rank(path: Path, *, rank: int) -> RankEvents:
@@ -112,6 +113,7 @@ def write_index(folder: Path, *, ranks: Sequence[int], about: About) -> Path:
         "engine": about.engine,
         "mesh": dict(about.mesh),
         "remarks": list(about.remarks),
+        "figures": dict(about.figures),
         "ranks": list(ranks),
     }
     unfinished = path.with_name(f".{os.getpid()}.{path.name}")

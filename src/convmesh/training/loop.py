@@ -194,10 +194,12 @@ class Loop:
         for update, group in itertools.groupby(keys, key=lambda key: key[1]):
             if self._profiler is not None:
                 self._profiler.before_step(self.progress.update)
-            self._step_begun = RECORDER.now()
+            self._step_begun, cpu_begun = RECORDER.now(), time.thread_time()
             micro_batches = [next(batches) for _ in group]
             end = RECORDER.now()
             RECORDER.add("data", "micro-batches", start=self._step_begun, end=end)
+            if self._profiler is not None:
+                self._profiler.add_reading(time.thread_time() - cpu_begun)
             self._interval.data_seconds += end - self._step_begun
             yield update, micro_batches
 

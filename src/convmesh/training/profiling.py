@@ -7,7 +7,9 @@ for data and, on a CPU, the collectives are those of the recorder, which knows t
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from convmesh.config.schema import ProfileConfig
@@ -39,6 +41,9 @@ class StepProfiler:
         self._folder = run_folder / FOLDER
         self._framework: FrameworkProfiler | None = None
         self._wall = 0.0
+        self._num_steps = 0
+        self._cpu_begun = 0.0
+        self._reading_cpu_seconds = 0.0
 
     def before_step(self, update: int) -> None:
         """Begins the window if this is its first step; all ranks call it before each update."""
@@ -50,7 +55,13 @@ class StepProfiler:
             self._framework = self._engine.profiler(self._folder / "traces", rank=self._world.rank)
             self._framework.start()
         self._wall = time.time() - RECORDER.now()
+        self._cpu_begun = time.process_time()
         RECORDER.start()
+
+    def add_reading(self, cpu_seconds: float) -> None:
+        """Notes how much of the waiting for data this rank's own processor spent; the rest was a disk or a worker."""
+        if RECORDER.keeps_events:
+            self._reading_cpu_seconds += cpu_seconds
 
     def after_step(self, update: int, *, begun: float, num_samples: int) -> None:
         """Notes a step, and ends the window if it was its last one; all ranks call it after each update.
@@ -63,6 +74,7 @@ class StepProfiler:
         if not RECORDER.keeps_events:
             return
         memory = self._engine.memory_bytes()
+        self._num_steps += 1
         RECORDER.add_step(update, start=begun, end=RECORDER.now(), num_samples=num_samples, memory_bytes=memory)
         if self._framework is not None:
             self._framework.step()
@@ -74,14 +86,32 @@ class StepProfiler:
         if not RECORDER.keeps_events:
             return
         events = RECORDER.stop(self._world.rank)
+        cpu_seconds = time.process_time() - self._cpu_begun, self._reading_cpu_seconds
         if self._framework is not None:
             events = merged(events.shifted(self._wall), self._framework.stop(events.shifted(self._wall)))
         save_rank(events, self._folder)
-        self._engine.all_gather(None)
+        of_rank = self._engine.all_gather(cpu_seconds)
         if self._world.rank == 0:
             source = f"{self._engine.name} on {self._world.device}" + (", operators" if self._config.detail else "")
             write_index(
                 self._folder,
                 ranks=range(self._world.num_ranks),
-                about=About(source=source, engine=self._engine.name, mesh=self._world.mesh.sizes),
+                about=About(
+                    source=source,
+                    engine=self._engine.name,
+                    mesh=self._world.mesh.sizes,
+                    figures=self._figures(of_rank),
+                ),
             )
+
+    def _figures(self, cpu_seconds: Sequence[tuple[float, float]]) -> dict[str, float]:
+        """Of the machine and, per step of an average rank, of its processors."""
+        times = max(1, self._num_steps) * len(cpu_seconds)
+        return {
+            "cores": len(os.sched_getaffinity(0)),
+            "local_ranks": self._world.num_local_ranks,
+            "cpu_seconds": sum(whole for whole, _ in cpu_seconds) / times,
+            "reading_cpu_seconds": sum(reading for _, reading in cpu_seconds) / times,
+            # A GPU or NPU works later than the host notes it.
+            "host_times": float(self._world.device != "cpu" and not self._config.detail),
+        }

@@ -30,11 +30,12 @@ class _Engine:
 
 
 def _run(config: ProfileConfig, folder: Path, *, num_updates: int) -> StepProfiler:
-    world = SimpleNamespace(rank=0, num_ranks=1, mesh=Mesh({"data": 1}), device="cpu")
+    world = SimpleNamespace(rank=0, num_ranks=1, num_local_ranks=1, mesh=Mesh({"data": 1}), device="cpu")
     profiler = StepProfiler(config, engine=_Engine(), world=world, run_folder=folder)  # type: ignore[arg-type]
     for update in range(num_updates):
         profiler.before_step(update)
         begun = RECORDER.now()
+        profiler.add_reading(0.25)
         with RECORDER.span("compute", "forward"):
             pass
         profiler.after_step(update, begun=begun, num_samples=4)
@@ -44,7 +45,11 @@ def _run(config: ProfileConfig, folder: Path, *, num_updates: int) -> StepProfil
 def test_only_the_steps_of_the_window_are_kept(tmp_path: Path) -> None:
     _run(ProfileConfig(start=3, steps=2), tmp_path, num_updates=8)
 
-    (events,) = load_trace(tmp_path / "profile").ranks
+    trace = load_trace(tmp_path / "profile")
+    (events,) = trace.ranks
+    assert trace.figures["reading_cpu_seconds"] == pytest.approx(0.25)
+    assert trace.figures["cpu_seconds"] > 0
+    assert (trace.figures["local_ranks"], trace.figures["host_times"]) == (1, 0)
     assert events.step_S.tolist() == [3, 4]
     assert events.num_events == 2
     assert events.num_samples_S.tolist() == [4, 4]
