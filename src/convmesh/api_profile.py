@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convmesh.api import prepare, train
+from convmesh.config import dump_config
 from convmesh.config.schema import ProfileConfig, RunConfig
 from convmesh.mesh import Mesh
 from convmesh.profiling.analysis import Analysis, analyse
 from convmesh.profiling.store import load_trace
+from convmesh.training.advice import RUN_NAME
 from convmesh.training.profiling import FOLDER
-from convmesh.training.run_folder import RunFolder
+from convmesh.training.run_folder import RunFolder, write_atomically
 
 _NEVER = 2**31
 
@@ -83,5 +85,6 @@ def profile(  # noqa: PLR0913 - one parameter per option of the command
     folder = Path(run_dir or Path("runs") / f"profile-{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     run = dataclasses.replace(prepared.run, train=settings)
     result = train(run, mesh=prepared.mesh, run_dir=folder, on_start=on_start)
+    write_atomically(result.run_dir / FOLDER / RUN_NAME, dump_config(prepared.run))
     # Ranks of one machine share its clock; those of several are brought together by their collectives.
     return Profiled(run_dir=result.run_dir, analysis=analyse(load_trace(result.run_dir / FOLDER)))

@@ -18,7 +18,6 @@ from convmesh.cli.train import ConfigArgument, EngineOption, MeshOption, PlanOpt
 if TYPE_CHECKING:
     from convmesh.planner.cluster import Cluster
     from convmesh.profiling.analysis import Analysis
-    from convmesh.profiling.events import Trace
 
 
 class _ProfileGroup(TyperGroup):
@@ -35,6 +34,9 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+AdviceOption = Annotated[
+    Path | None, typer.Option("--advice-config", metavar="FILE", help="Write the run file with the advice applied.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 
 
@@ -54,6 +56,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/profile-NAME-TIME].")] = None,
     language: Language = "en",
     cluster: LinksOption = None,
+    advice_config: AdviceOption = None,
     json_: Json = False,
 ) -> None:
     """Run a few updates and show where their time goes; the word 'run' may be left out."""
@@ -75,7 +78,9 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
         run_dir=run_dir,
         on_start=lambda folder: typer.echo(f"Run folder: {folder.root}", err=True),
     )
-    _write(found.analysis, found.run_dir / FOLDER, language=language, cluster=links, as_json=json_)
+    _write(
+        found.analysis, found.run_dir / FOLDER, language=language, cluster=links, as_json=json_, output=advice_config
+    )
 
 
 @app.command("import")
@@ -94,6 +99,7 @@ def import_(
     json_: Json = False,
 ) -> None:
     """Read profiles that PyTorch or MindSpore have written, and report on them."""
+    from convmesh.profiling.analysis import analyse
     from convmesh.profiling.importing.find import import_profiles
     from convmesh.profiling.store import save_trace
     from convmesh.report.profile_text import texts
@@ -106,7 +112,7 @@ def import_(
 
     trace = import_profiles(paths, on_file=say)
     save_trace(trace, output)
-    _report(trace, output, language=language, cluster=links, as_json=json_)
+    _write(analyse(trace), output, language=language, cluster=links, as_json=json_)
 
 
 @app.command("show")
@@ -114,9 +120,11 @@ def show(
     folder: Annotated[Path, typer.Argument(help="A folder with a profile.json, or a run folder that has one.")],
     language: Language = "en",
     cluster: LinksOption = None,
+    advice_config: AdviceOption = None,
     json_: Json = False,
 ) -> None:
     """Report again on a profile that was captured or imported."""
+    from convmesh.profiling.analysis import analyse
     from convmesh.profiling.store import load_trace
     from convmesh.report.html import find_profile
     from convmesh.report.profile_text import texts
@@ -124,30 +132,39 @@ def show(
     texts(language)
     links = read_cluster(cluster)
     found = find_profile(folder) or folder
-    _report(load_trace(found), found, language=language, cluster=links, as_json=json_)
+    _write(analyse(load_trace(found)), found, language=language, cluster=links, as_json=json_, output=advice_config)
 
 
-def _report(trace: Trace, folder: Path, *, language: str, cluster: Cluster | None, as_json: bool) -> None:
-    from convmesh.profiling.analysis import analyse
-
-    _write(analyse(trace), folder, language=language, cluster=cluster, as_json=as_json)
-
-
-def _write(analysis: Analysis, folder: Path, *, language: str, cluster: Cluster | None, as_json: bool) -> None:
+def _write(
+    analysis: Analysis,
+    folder: Path,
+    *,
+    language: str,
+    cluster: Cluster | None,
+    as_json: bool,
+    output: Path | None = None,
+) -> None:
     from rich.console import Console
 
     from convmesh.report.achieved import achieved_json, against_cluster
+    from convmesh.report.advice_view import print_advice
     from convmesh.report.profile_page import write_profile_page
     from convmesh.report.profile_terminal import print_profile
+    from convmesh.training.advice import advise
 
-    page = write_profile_page(analysis, folder, language=language, cluster=cluster)
+    advising = advise(analysis, folder, cluster=cluster)
+    page = write_profile_page(analysis, folder, language=language, cluster=cluster, advised=advising.advised)
     if as_json:
-        content = analysis.summary()
+        content = {**analysis.summary(), "advice": advising.advised.as_dict()}
         if cluster is not None:
             content["collectives_by_cluster"] = achieved_json(against_cluster(analysis, cluster))
         typer.echo(json.dumps(content, indent=2))
-        return
-    # Tables are wide: a file or pipe has room for them where a narrow terminal has not.
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    print_profile(analysis, console, language=language, cluster=cluster)
-    typer.echo(f"Report: {page}")
+    else:
+        # Tables are wide: a file or pipe has room for them where a narrow terminal has not.
+        console = Console(width=None if sys.stdout.isatty() else 120)
+        print_profile(analysis, console, language=language, cluster=cluster)
+        print_advice(advising.advised, console, language=language, folder=str(folder.parent))
+        typer.echo(f"Report: {page}")
+    if output is not None:
+        for path in advising.write(output):
+            typer.echo(f"Written to {path}", err=True)

@@ -19,7 +19,7 @@ LinksOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="FILE|PRESET",
-        help="Also tell what collectives reached of what this cluster file promises.",
+        help="Hold collectives against what this cluster file promises, and predict advice by it.",
     ),
 ]
 
@@ -50,14 +50,18 @@ def report(
     from convmesh.report.html import read_report, write_report_of
     from convmesh.report.profile_text import texts
     from convmesh.report.run_terminal import print_report
+    from convmesh.training.advice import advise
 
     texts(language)
     links = read_cluster(cluster)
     found = read_report(run_dir, profile_dir=profile)
-    page = write_report_of(found, language=language, cluster=links)
+    advised = None
+    if found.analysis is not None and found.profile_dir is not None:
+        advised = advise(found.analysis, found.profile_dir, cluster=links).advised
+    page = write_report_of(found, language=language, cluster=links, advised=advised)
     # Tables are wide: a file or pipe has room for them where a narrow terminal has not.
     console = Console(width=None if sys.stdout.isatty() else 120)
-    print_report(found, console, language=language, cluster=links)
+    print_report(found, console, language=language, cluster=links, advised=advised)
     typer.echo(f"\nReport: {page}")
 
 

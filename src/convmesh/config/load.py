@@ -59,6 +59,30 @@ def parse_config(settings: Mapping[str, Any]) -> RunConfig:
         raise
 
 
+def with_settings(run: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    """A run with some settings changed.
+
+    Args:
+        run: The run.
+        changes: Setting as ``a.b`` to its value, as a run file would hold it.
+
+    Returns:
+        The run with these settings.
+
+    Raises:
+        ConfigError: If one setting is wrong.
+        MistakeList: If several are wrong; all are listed.
+    """
+    settings = _ADAPTER.dump_python(run, mode="json")
+    for path, value in changes.items():
+        *sections, name = path.split(".")
+        inner = settings
+        for section in sections:
+            inner = inner[section]
+        inner[name] = value
+    return parse_config(settings)
+
+
 def dump_config(run: RunConfig) -> str:
     """Writes a run as YAML that ``load_config`` reads back to an equal run."""
     return yaml.safe_dump(plain_config(run), sort_keys=False, allow_unicode=True)

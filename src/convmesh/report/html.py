@@ -8,9 +8,11 @@ from typing import Any
 
 from convmesh.errors import ConvMeshError
 from convmesh.planner.cluster import Cluster
+from convmesh.profiling.advice import Advised
 from convmesh.profiling.analysis import Analysis, analyse
 from convmesh.profiling.store import INDEX_NAME, load_trace
 from convmesh.report import facts, figures
+from convmesh.report.advice_view import advice_context
 from convmesh.report.foretold import PlanSection, plan_section
 from convmesh.report.page import environment, script_hash, write_page
 from convmesh.report.profile_page import profile_context, write_trace
@@ -117,31 +119,39 @@ def write_report(run_dir: Path, *, language: str = "en", profile_dir: Path | Non
     return write_report_of(read_report(run_dir, profile_dir=profile_dir), language=language)
 
 
-def write_report_of(report: Report, *, language: str = "en", cluster: Cluster | None = None) -> Path:
+def write_report_of(
+    report: Report, *, language: str = "en", cluster: Cluster | None = None, advised: Advised | None = None
+) -> Path:
     """Writes ``report.html`` from what was read; see ``write_report``.
 
     Args:
         report: The run and its profile.
         language: ``"en"`` or ``"zh"``.
         cluster: To hold measured collectives against, and to make predictions anew from.
+        advised: Advice on the profile.
 
     Returns:
         The path of the report.
     """
-    page = write_page(render_report(report, language=language, cluster=cluster), report.run.run_dir / REPORT_NAME)
+    page = write_page(
+        render_report(report, language=language, cluster=cluster, advised=advised), report.run.run_dir / REPORT_NAME
+    )
     own = find_profile(report.run.run_dir)
     if report.analysis is not None and own is not None and own == report.profile_dir:
         write_trace(report.analysis, own)
     return page
 
 
-def render_report(report: Report, *, language: str = "en", cluster: Cluster | None = None) -> str:
+def render_report(
+    report: Report, *, language: str = "en", cluster: Cluster | None = None, advised: Advised | None = None
+) -> str:
     """The report as HTML.
 
     Args:
         report: The run and its profile.
         language: ``"en"`` or ``"zh"``.
         cluster: To hold measured collectives against, and to make predictions anew from.
+        advised: Advice on the profile.
 
     Returns:
         The page. All text that comes from the run is escaped.
@@ -154,6 +164,7 @@ def render_report(report: Report, *, language: str = "en", cluster: Cluster | No
             _context(report.run, texts(language, "report")),
             **_profile_context(report, language, cluster),
             plan=report.plan(language, cluster),
+            advice=advice_context(advised, language=language, folder=str(report.run.run_dir)),
             words=texts(language, "report"),
             language=language,
             script=script,

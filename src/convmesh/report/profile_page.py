@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from convmesh.planner.cluster import Cluster
+from convmesh.profiling.advice import Advised
 from convmesh.profiling.analysis import Analysis
 from convmesh.profiling.perfetto import write_chrome_trace
 from convmesh.report import profile_facts, profile_figures
 from convmesh.report.achieved import against_cluster
+from convmesh.report.advice_view import advice_context
 from convmesh.report.charts import ColumnChart, ColumnNames, LineChart, Series, column_chart, line_chart
 from convmesh.report.page import environment, script_hash, write_page
 from convmesh.report.profile_text import texts
@@ -27,7 +29,12 @@ _MAX_TRACE_EVENTS = 3_000_000
 
 
 def write_profile_page(
-    analysis: Analysis, folder: Path, *, language: str = "en", cluster: Cluster | None = None
+    analysis: Analysis,
+    folder: Path,
+    *,
+    language: str = "en",
+    cluster: Cluster | None = None,
+    advised: Advised | None = None,
 ) -> Path:
     """Writes ``profile.html`` and, for Perfetto, ``trace.json``.
 
@@ -36,6 +43,7 @@ def write_profile_page(
         folder: Where to.
         language: ``"en"`` or ``"zh"``.
         cluster: What links can do, to hold measured collectives against.
+        advised: Advice on it.
 
     Returns:
         The path of the page.
@@ -45,7 +53,8 @@ def write_profile_page(
         RunFolderError: If the page can't be written.
         ProfileError: If the trace can't be written.
     """
-    path = write_page(render_profile(analysis, language=language, cluster=cluster), folder / PAGE_NAME)
+    advice = advice_context(advised, language=language, folder=str(folder.parent))
+    path = write_page(render_profile(analysis, language=language, cluster=cluster, advice=advice), folder / PAGE_NAME)
     write_trace(analysis, folder)
     return path
 
@@ -64,13 +73,20 @@ def write_trace(analysis: Analysis, folder: Path) -> None:
         write_chrome_trace(analysis.trace, folder / TRACE_NAME)
 
 
-def render_profile(analysis: Analysis, *, language: str = "en", cluster: Cluster | None = None) -> str:
+def render_profile(
+    analysis: Analysis,
+    *,
+    language: str = "en",
+    cluster: Cluster | None = None,
+    advice: dict[str, Any] | None = None,
+) -> str:
     """The page as HTML; all text that comes from a profile is escaped.
 
     Args:
         analysis: The profile.
         language: ``"en"`` or ``"zh"``.
         cluster: What links can do, to hold measured collectives against.
+        advice: As ``advice_context`` makes it.
 
     Returns:
         The page.
@@ -81,6 +97,7 @@ def render_profile(analysis: Analysis, *, language: str = "en", cluster: Cluster
         .get_template("profile_page.html.j2")
         .render(
             profile=profile_context(analysis, language=language, cluster=cluster),
+            advice=advice,
             words=texts(language),
             language=language,
             script=script,

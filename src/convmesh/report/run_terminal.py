@@ -6,13 +6,22 @@ from rich.console import Console
 from rich.table import Table
 
 from convmesh.planner.cluster import Cluster
+from convmesh.profiling.advice import Advised
 from convmesh.report import facts
+from convmesh.report.advice_view import print_advice
 from convmesh.report.html import Report
 from convmesh.report.profile_terminal import print_profile
 from convmesh.report.profile_text import texts
 
 
-def print_report(report: Report, console: Console, *, language: str = "en", cluster: Cluster | None = None) -> None:
+def print_report(
+    report: Report,
+    console: Console,
+    *,
+    language: str = "en",
+    cluster: Cluster | None = None,
+    advised: Advised | None = None,
+) -> None:
     """Prints the short form of a report.
 
     Args:
@@ -20,6 +29,7 @@ def print_report(report: Report, console: Console, *, language: str = "en", clus
         console: Where to.
         language: ``"en"`` or ``"zh"``.
         cluster: To hold measured collectives against, and to make predictions anew from.
+        advised: Advice on the profile.
 
     Raises:
         ConfigError: If the language is unknown, or the cluster lacks links of the profile.
@@ -36,6 +46,8 @@ def print_report(report: Report, console: Console, *, language: str = "en", clus
     if report.analysis is not None:
         console.print(f"\n{words['profile_title']}", highlight=False, style="bold")
         print_profile(report.analysis, console, language=language, cluster=cluster)
+        if advised is not None:
+            print_advice(advised, console, language=language, folder=str(report.run.run_dir))
     else:
         reason = words["broken_profile"].format(reason=report.problem) if report.problem else words["no_profile"]
         console.print(f"- {reason}", highlight=False, markup=False)

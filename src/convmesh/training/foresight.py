@@ -1,0 +1,239 @@
+"""Foresight: how long a step of a profiled run would take with other settings.
+
+The planner's cost model, with the constants that the profile measured, says by how much the step changes; what it does
+not know of (data, unequal ranks, whatever nobody noted) is taken from the profile as it was measured:
+
+    step = communication + the largest of the ranks' (other work + reading) + what the model says that changes
+
+With loader workers a rank no longer reads itself. Then a step takes as long as the slowest of three: all the rest, what
+its workers take for a batch, and what all ranks and workers of a node compute, spread over its cores.
+
+Legend: R ranks, S steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from convmesh.config import RunConfig
+from convmesh.config.execution import execution_of
+from convmesh.data.open import DataSets
+from convmesh.data.reader import sampler_of
+from convmesh.graph import Graph
+from convmesh.mesh import Mesh
+from convmesh.plan import Plan, resolve
+from convmesh.planner.cluster import Cluster
+from convmesh.planner.links import GroupShape
+from convmesh.planner.predict import predict
+from convmesh.planner.prediction import Candidate, Prediction
+from convmesh.planner.refit import refit
+from convmesh.planner.seconds import CostModel
+from convmesh.profiling.events import Floats
+from convmesh.profiling.observed import Observed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A way to run.
+
+    Args:
+        run: The run.
+        plan: Its mesh, and how its operators are split.
+    """
+
+    run: RunConfig
+    plan: Plan
+
+    @property
+    def mesh(self) -> Mesh:
+        """Its mesh."""
+        return self.plan.mesh
+
+    def candidate(self, graph: Graph) -> Candidate:
+        """What the planner judges; what the run file says about running an update counts.
+
+        Raises:
+            ConvMeshError: If the plan does not fit the network.
+        """
+        plan = dataclasses.replace(self.plan, execution=execution_of(self.run))
+        return Candidate.of(resolve(graph, plan), self.run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Of one node, as the profile found it.
+
+    Args:
+        cores: Its cores; 0 if not known.
+        num_ranks: Ranks on it.
+        cpu_seconds: What a rank's process computed on them in a step, reading included.
+        reading_cpu_seconds: The part of it that was reading.
+    """
+
+    cores: float = 0.0
+    num_ranks: float = 1.0
+    cpu_seconds: float = 0.0
+    reading_cpu_seconds: float = 0.0
+
+
+class Foresight:
+    """Predicts the step of a run with other settings.
+
+    Args:
+        setting: How the run was run.
+        observed: What its profile measured.
+        graph: Its network, at any number of samples.
+        cluster: The devices, as known beforehand.
+        datasets: Its data; None if it can't be opened.
+        machine: Of a node.
+        is_preset: Whether the cluster is a preset that nobody has named: then links that the run has not used are
+            hardly known.
+
+    Attributes:
+        setting: How the run was run.
+        observed: What its profile measured.
+        graph: Its network.
+        cluster: The devices with the constants that the profile measured.
+        model: What they cost.
+        datasets: Its data.
+        machine: Of a node.
+        is_preset: Whether nobody has named the cluster.
+
+    Raises:
+        ConvMeshError: If the plan does not fit the network, or the cluster lacks links.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        observed: Observed,
+        graph: Graph,
+        cluster: Cluster,
+        datasets: DataSets | None = None,
+        machine: Machine | None = None,
+        is_preset: bool = False,
+    ) -> None:
+        self.setting, self.observed, self.graph, self.datasets = setting, observed, graph, datasets
+        self.machine, self.is_preset = machine or Machine(), is_preset
+        candidate, before = setting.candidate(graph), CostModel(cluster)
+        groups: dict[str, GroupShape] = {axis: before.group(candidate.resolved, axis) for axis in setting.mesh.sizes}
+        self.cluster = refit(cluster, observed, predict(candidate, before), groups)
+        self.model = CostModel(self.cluster)
+        self._now = predict(candidate, self.model)
+
+    def seconds(self, setting: Setting) -> float:
+        """Of a step.
+
+        Args:
+            setting: Other settings of the same run.
+
+        Returns:
+            The prediction; for the settings of the run itself, what was measured.
+
+        Raises:
+            ConvMeshError: If the settings don't fit the network.
+        """
+        then, now = self.predict(setting).seconds, self._now.seconds
+        changed = then.total - now.total
+        observed, workers = self.observed, readers_of(setting.run)
+        rest = observed.communication_seconds + changed
+        if workers == self._num_readers:
+            reading_RS = observed.reading_RS if workers else self.reading_as(setting)
+            return rest + observed.own_seconds(reading_RS)
+        rest += observed.own_seconds(np.zeros_like(observed.reading_RS))
+        if workers == 0:
+            return rest + self._reading_alone
+        return max(
+            rest, self._reading_alone / workers, self._computing(changed - (then.communication - now.communication))
+        )
+
+    def memory_bytes(self, setting: Setting) -> int:
+        """Of the rank that needs most: what was measured, and by how much the prediction changes."""
+        now = self._now.memory.total
+        return (self.observed.peak_memory_bytes or now) + self.predict(setting).memory.total - now
+
+    def fits(self, setting: Setting) -> bool:
+        """Whether a rank of these devices can hold it; what the run itself held fits in any case."""
+        limit = max(self.cluster.device.memory_bytes, self.observed.peak_memory_bytes)
+        return self.memory_bytes(setting) <= limit
+
+    def predict(self, setting: Setting) -> Prediction:
+        """What the cost model says of settings, without their data."""
+        return predict(setting.candidate(self.graph), self.model)
+
+    def reading_as(self, setting: Setting) -> Floats:
+        """Seconds that each rank would read in each step with another sampler, shape (R, S)."""
+        reading_RS = self.observed.reading_RS
+        if setting.run.data.sampler == self.setting.run.data.sampler or self.costs_RS is None:
+            return reading_RS
+        moved_RS = self.seconds_per_cost * (self.costs_of(setting.run) - self.costs_RS)
+        dealt: Floats = np.maximum(reading_RS + moved_RS, 0.0)
+        return dealt
+
+    @cached_property
+    def costs_RS(self) -> Floats | None:  # noqa: N802 - carries its shape
+        """Cost of the samples of each rank and step, as the source knows it; None where all cost the same."""
+        if self.datasets is None or self.datasets.train.cost_unit == "samples":
+            return None
+        return self.costs_of(self.setting.run)
+
+    @cached_property
+    def seconds_per_cost(self) -> float:
+        """Seconds of reading per unit of cost, where a sample has seconds of its own besides."""
+        if self.costs_RS is None:
+            return 0.0
+        from scipy.optimize import nnls
+
+        unit = float(self.costs_RS.max()) or 1.0
+        number = self.observed.num_samples_RS.ravel().astype(float)
+        columns = np.column_stack([number, self.costs_RS.ravel() / unit])
+        return float(nnls(columns, self.observed.reading_RS.ravel())[0][1]) / unit
+
+    def costs_of(self, run: RunConfig) -> Floats:
+        """Cost of the samples of each rank and profiled step, shape (R, S)."""
+        assert self.datasets is not None
+        source, mesh = self.datasets.train, self.setting.mesh
+        sampler = sampler_of(run, source, num_shards=mesh.size("data"))
+        costs_N = source.costs(np.arange(source.num_samples))
+        found = np.zeros((mesh.num_ranks, len(self.observed.step_S)))
+        for place, step in enumerate(self.observed.step_S.tolist()):
+            epoch, update = divmod(step, sampler.num_updates)
+            for rank in range(mesh.num_ranks):
+                parts = sampler.micro_batches(epoch, update, mesh.coordinate(rank).get("data", 0))
+                found[rank, place] = sum(float(costs_N[part].sum()) for part in parts)
+        return found
+
+    @cached_property
+    def _reading_alone(self) -> float:
+        """Seconds in which one process reads the samples of a rank and step."""
+        if not self._num_readers:
+            return self.observed.reading_seconds
+        # Only what workers could not hide is seen: if anything, they are busy all the time.
+        return self._num_readers * self.observed.step_seconds
+
+    @property
+    def _num_readers(self) -> int:
+        return readers_of(self.setting.run)
+
+    def _computing(self, changed: float) -> float:
+        """Seconds that the cores of a node take for all that ranks and workers compute in a step."""
+        machine = self.machine
+        if not machine.cores:
+            return 0.0
+        reading = machine.reading_cpu_seconds
+        if self._num_readers:
+            reading = self._reading_alone  # Of workers, nobody knows how much of it was waiting.
+        own = machine.cpu_seconds - machine.reading_cpu_seconds
+        if self.cluster.device.kind == "cpu":
+            own = max(own + changed, 0.0)
+        return machine.num_ranks * (own + reading) / machine.cores
+
+
+def readers_of(run: RunConfig) -> int:
+    """Workers of a rank that read ahead: on MindSpore there always is one, a thread."""
+    return max(1, run.data.num_workers) if run.engine == "mindspore" else run.data.num_workers

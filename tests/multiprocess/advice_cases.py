@@ -1,0 +1,32 @@
+"""Cases for ranks that follow advice: a few updates of a run on the ranks of a pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convmesh.config import parse_config
+from convmesh.data.open import open_data
+from convmesh.data.reader import TrainReader
+from convmesh.engines.contract import Engine, World
+from convmesh.training.planning import build_network
+
+
+def losses(engine: Engine, world: World, *, settings: dict[str, Any], num_updates: int) -> list[float]:
+    """Trains a few updates and returns this rank's part of the loss of each."""
+    run = parse_config(settings)
+    datasets = open_data(run.data)
+    step = engine.build_step(build_network(engine, run, datasets), run, pixel_scale=datasets.pixel_scale)
+    reader = TrainReader(datasets, run, num_shards=world.mesh.size("data"), shard=world.shard)
+    keys = [key for key in reader.keys(0) if key[1] < num_updates]
+    batches = engine.load(reader, keys, num_workers=run.data.num_workers)
+    found = []
+    for update in range(num_updates):
+        result = step.update(
+            [next(batches) for key in keys if key[1] == update],
+            global_count=reader.global_count(0, update),
+            learning_rate=0.05,
+            loss_scale=1.0,
+            update_index=update,
+        )
+        found.append(float(result.loss_sum))
+    return found

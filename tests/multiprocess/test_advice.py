@@ -1,0 +1,133 @@
+"""Advice that real runs follow: every kind runs, what is called exact is, and a slow disk is advised against."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.contenders.bad_start import write_images
+
+from convmesh.config import dump_config, load_config, parse_config
+from convmesh.config.load import with_settings
+from convmesh.data.fetch import fetch_digits
+from convmesh.mesh import Mesh
+from convmesh.plan import Plan
+from convmesh.plan.by_rule import plan_by_rule
+from convmesh.plan.load import dump_plan
+from convmesh.profiling.advice import Advised
+from convmesh.training.advice import Advising
+from convmesh.training.foresight import Setting
+from convmesh.training.proposals import PLAN_FILE, Proposal, options
+from convmesh.training.run_graph import cached_graph
+from tests.multiprocess.ranks import RankPool
+from tests.unit.test_advice import Case
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.torch, pytest.mark.timeout(300)]
+
+SETTINGS: dict[str, Any] = {
+    "engine": "torch",
+    "model": {"name": "cnn-small"},
+    "data": {"source": "digits", "num_train": 96, "sampler": "random"},
+    "strategy": {"bucket_bytes": 1, "accumulation": 4, "optimizer_sharding": True},
+    "train": {"global_batch": 16, "device": "cpu"},
+}
+KINDS = ("buckets", "accumulation", "optimizer_sharding", "half_gradients", "workers", "sampling")
+
+
+def _proposals() -> dict[str, Proposal]:
+    """The changes that the rules propose for such a run, whether they are worth it or not."""
+    run = {f"{section}__{name}": value for section in ("data", "strategy") for name, value in SETTINGS[section].items()}
+    case = Case(train__global_batch=16, **run)
+    case.costs_by_file()
+    foresight = case.foresight(transfers=(case.gradients(),), reading=1e-3)
+    return {kind: found[0] for kind, found in options(foresight).items()}
+
+
+def test_every_kind_runs_on_real_ranks_and_computes_the_same_where_it_says_so(
+    rank_pool: Callable[[str, int], RankPool], tmp_path: Path
+) -> None:
+    fetch_digits(tmp_path)
+    settings = {**SETTINGS, "data": {**SETTINGS["data"], "path": str(tmp_path / "digits")}}
+    pool, proposals = rank_pool("torch", 2), _proposals()
+    assert set(proposals) == set(KINDS)
+
+    def updates(proposal: Proposal | None) -> list[float]:
+        run = parse_config(settings)
+        changed = run if proposal is None else with_settings(run, proposal.changes)
+        answers = pool.run(
+            "tests.multiprocess.advice_cases:losses", settings=json.loads(_as_json(changed)), num_updates=3
+        )
+        return [sum(of_update) for of_update in zip(*answers, strict=True)]
+
+    usual = updates(None)
+    for kind, proposal in proposals.items():
+        tolerance = 1e-5 if proposal.is_exact else 1e-2
+        assert updates(proposal) == pytest.approx(usual, rel=tolerance), kind
+
+
+def test_a_slow_disk_is_advised_against_and_the_run_file_with_the_advice_trains(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", number=120)
+    run = parse_config(
+        {
+            "engine": "torch",
+            "model": {
+                "factory": "benchmarks.contenders.bad_start:network",
+                "args": {"bytes_per_second": 1e7, "width": 8, "depth": 2},
+            },
+            "data": {"source": "image_folder", "path": str(tmp_path / "images"), "image_size": 16, "num_workers": 0},
+            "train": {"global_batch": 16, "device": "cpu"},
+        }
+    )
+    (tmp_path / "run.yaml").write_text(dump_config(run))
+
+    said = _convmesh(
+        "profile", tmp_path / "run.yaml", "--ranks", 2, "--warmup", 1, "--steps", 5, "--run-dir", tmp_path / "run",
+        "--advice-config", tmp_path / "better.yaml", "--json",
+    )  # fmt: skip
+
+    advice = json.loads(said)["advice"]
+    assert not advice["silent"]
+    (workers,) = (piece for piece in advice["pieces"] if piece["kind"] == "workers")
+    assert 0 < workers["gain"] < 1
+    assert "workers" in advice["together"]["kinds"]
+    better = load_config(tmp_path / "better.yaml")
+    assert better.data.num_workers == advice["together"]["changes"]["data.num_workers"]
+    assert better.train == run.train  # Nothing is left of what profiling changes.
+    assert "--advice-config" in _convmesh("profile", "show", tmp_path / "run")
+    _convmesh("train", tmp_path / "better.yaml", "--set", "train.max_updates=2", "--run-dir", tmp_path / "again")
+    summary = json.loads((tmp_path / "again" / "summary.json").read_text())
+    assert (summary["status"], summary["num_ranks"]) == ("finished", 2)
+
+
+def test_advice_of_another_mesh_is_written_with_its_plan_and_trains(tmp_path: Path) -> None:
+    fetch_digits(tmp_path)
+    run = parse_config({**SETTINGS, "strategy": {}, "data": {**SETTINGS["data"], "path": str(tmp_path / "digits")}})
+    graph = cached_graph(run, batch=2)
+    plan = plan_by_rule(graph, Mesh({"channel": 2}), min_multiply_adds=0)
+    proposal = Proposal(kind="mesh", changes={"strategy.mesh": {"channel": 2}, "strategy.plan": PLAN_FILE}, plan=plan)
+    setting = proposal.applied(Setting(run=run, plan=Plan(mesh=Mesh({"data": 2}))))
+
+    Advising(advised=Advised(seconds=1.0), setting=setting, plan_text=dump_plan(plan)).write(tmp_path / "better.yaml")
+
+    _convmesh("train", tmp_path / "better.yaml", "--set", "train.max_updates=2", "--run-dir", tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["mesh"]) == ("finished", {"channel": 2})
+
+
+def _as_json(run: Any) -> str:
+    import yaml
+
+    return json.dumps(yaml.safe_load(dump_config(run)))
+
+
+def _convmesh(*arguments: object) -> str:
+    command = [sys.executable, "-m", "convmesh.cli.main", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=dict(os.environ))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
