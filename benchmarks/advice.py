@@ -75,8 +75,8 @@ class Variant:
 def main() -> None:
     """Profiles, advises, applies, measures, writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=30, help="updates that are profiled")
-    parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured, in turn")
+    parser.add_argument("--steps", type=int, default=25, help="updates that are profiled")
+    parser.add_argument("--rounds", type=int, default=2, help="how often everything is measured, in turn")
     parser.add_argument("--seconds", type=float, default=200.0, help="after so long no new round begins")
     parser.add_argument("--cluster", help="a cluster file; else the preset for this machine")
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -87,12 +87,13 @@ def main() -> None:
     better = WORK / "better.yaml"
     told = profile(bad, steps=arguments.steps, more=[*cluster, "--advice-config", str(better)])
     variants = variants_of(bad, better, told)
-    longest = 0.0
-    for number in range(arguments.rounds):
+    measure(variants, told, steps=arguments.steps)
+    longest = time.monotonic() - begun
+    for _ in range(1, arguments.rounds):
         since = time.monotonic()
-        if number and since - begun + longest > arguments.seconds:
+        if since - begun + longest > arguments.seconds:
             break
-        told = measure(variants, steps=arguments.steps, cluster=cluster)
+        measure(variants, profile(bad, steps=arguments.steps, more=cluster), steps=arguments.steps)
         longest = max(longest, time.monotonic() - since)
     page = page_of(variants, told)
     arguments.output.write_text(page, "utf-8")
@@ -128,10 +129,9 @@ def step_seconds(told: Mapping[str, Any]) -> float:
     return float(told["seconds_per_step"]["step"])
 
 
-def measure(variants: Sequence[Variant], *, steps: int, cluster: Sequence[str]) -> dict[str, Any]:
-    """One round: every variant in turn, and what the profile of the run as it was predicts of the others."""
+def measure(variants: Sequence[Variant], told: Mapping[str, Any], *, steps: int) -> None:
+    """One round: every variant in turn, and what the profile of the run as it was has predicted of the others."""
     first, *others = variants
-    told = profile(first.path, steps=steps, more=cluster)
     advice = told["advice"]
     of_kind = {piece["kind"]: piece["predicted_seconds"] for piece in advice["pieces"]}
     first.seconds.append(step_seconds(told))
@@ -142,7 +142,6 @@ def measure(variants: Sequence[Variant], *, steps: int, cluster: Sequence[str]) 
             variant.foretold.append(of_kind[variant.kind])
         elif not variant.kind:
             variant.foretold.append(advice["together"]["predicted_seconds"])
-    return told
 
 
 def variants_of(bad: Path, better: Path, told: Mapping[str, Any]) -> list[Variant]:
@@ -157,7 +156,6 @@ def variants_of(bad: Path, better: Path, told: Mapping[str, Any]) -> list[Varian
             path = WORK / f"only-{piece['kind']}.yaml"
             path.write_text(dump_config(with_settings(load_config(bad), piece["changes"])), "utf-8")
             found.append(Variant(f"{piece['kind']}: `{piece['yaml']}`", path, piece["kind"]))
-            found[-1].foretold.append(piece["predicted_seconds"])
     together = advice["together"]
     if together["kinds"]:
         name = ", ".join(f"`{setting}: {value}`" for setting, value in together["changes"].items())

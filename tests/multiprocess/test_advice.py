@@ -72,7 +72,7 @@ def test_every_kind_runs_on_real_ranks_and_computes_the_same_where_it_says_so(
 
 
 def test_a_slow_disk_is_advised_against_and_the_run_file_with_the_advice_trains(tmp_path: Path) -> None:
-    write_images(tmp_path / "images", number=120)
+    write_images(tmp_path / "images", number=240)
     run = parse_config(
         {
             "engine": "torch",
@@ -87,7 +87,7 @@ def test_a_slow_disk_is_advised_against_and_the_run_file_with_the_advice_trains(
     (tmp_path / "run.yaml").write_text(dump_config(run))
 
     said = _convmesh(
-        "profile", tmp_path / "run.yaml", "--ranks", 2, "--warmup", 1, "--steps", 5, "--run-dir", tmp_path / "run",
+        "profile", tmp_path / "run.yaml", "--ranks", 2, "--warmup", 2, "--steps", 10, "--run-dir", tmp_path / "run",
         "--advice-config", tmp_path / "better.yaml", "--json",
     )  # fmt: skip
 

@@ -64,7 +64,7 @@ class Advising:
         if self.setting is None:
             raise ConfigError(
                 "there is no advice to apply",
-                got=self.advised.silent or "nothing that is worth it",
+                got=self.advised.silent.rstrip(".") or "nothing that is worth it",
                 fix="Leave out --advice-config",
             )
         run, written = self.setting.run, [path]
