@@ -75,7 +75,7 @@ def view_of(advised: Advised, *, language: str, folder: str = "RUN") -> View:
         sentence = words["silent"].format(reason=advised.silent.strip())
     together = apply = ""
     if advised.together:
-        kinds = ", ".join(_title(words, _piece(advised, kind)) for kind in advised.together)
+        kinds = words["separator"].join(_title(words, _piece(advised, kind)) for kind in advised.together)
         step = _step(words, advised.seconds, advised.predicted_seconds)
         together = words["together_kinds"].format(kinds=kinds, step=step)
         apply = words["apply"].format(folder=folder)
@@ -106,13 +106,15 @@ def print_advice(advised: Advised, console: Console, *, language: str = "en", fo
     if view.sentence:
         console.print(escape(view.sentence), highlight=False)
     for number, card in enumerate(view.cards, 1):
-        console.print(f"{number}. [bold]{escape(card.title)}[/bold]: {escape(card.predicted)}", highlight=False)
+        heading = words["heading"].format(title=f"[bold]{escape(card.title)}[/bold]", step=escape(card.predicted))
+        console.print(f"{number}. {heading}", highlight=False)
         for line in (card.seen, *card.notes):
             console.print(f"   {escape(line)}", highlight=False)
         for line in card.yaml.splitlines():
             console.print(f"     {escape(line)}", highlight=False, style="cyan", soft_wrap=True)
     if view.together:
-        console.print(f"{words['together']}: {escape(view.together)}", highlight=False)
+        heading = words["heading"].format(title=f"[bold]{words['together']}[/bold]", step=escape(view.together))
+        console.print(heading, highlight=False)
         console.print(escape(view.apply), highlight=False, soft_wrap=True)
 
 
