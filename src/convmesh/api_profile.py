@@ -12,9 +12,10 @@ from convmesh.api import prepare, train
 from convmesh.config import dump_config
 from convmesh.config.schema import ProfileConfig, RunConfig
 from convmesh.mesh import Mesh
+from convmesh.planner.cluster_file import load_cluster
 from convmesh.profiling.analysis import Analysis, analyse
 from convmesh.profiling.store import load_trace
-from convmesh.training.advice import RUN_NAME
+from convmesh.training.advice import RUN_NAME, Advising, advise
 from convmesh.training.profiling import FOLDER
 from convmesh.training.run_folder import RunFolder, write_atomically
 
@@ -32,6 +33,21 @@ class Profiled:
 
     run_dir: Path
     analysis: Analysis
+
+    def advise(self, *, cluster: str | Path | None = None) -> Advising:
+        """What to change, and what it is predicted to give.
+
+        Args:
+            cluster: A cluster file, or the name of a preset; default the preset for this machine.
+
+        Returns:
+            The advice; its ``write`` writes the run file that follows it.
+
+        Raises:
+            ConfigError: If the cluster file is wrong.
+        """
+        known = None if cluster is None else load_cluster(cluster)
+        return advise(self.analysis, self.run_dir / FOLDER, cluster=known)
 
 
 def profile(  # noqa: PLR0913 - one parameter per option of the command
