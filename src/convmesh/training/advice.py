@@ -151,9 +151,12 @@ def _together(foresight: Foresight, tried: Sequence[Sequence[Proposal]]) -> tupl
     # Twice: how many workers are enough depends on what else is applied.
     for found in (*kinds, *kinds):
         others = [entry for entry in chosen.values() if entry.kind != found[0].kind]
-        setting = _applied(foresight.setting, others)
+        try:
+            setting = _applied(foresight.setting, others)
+            before = foresight.seconds(setting)
+        except ConvMeshError:
+            continue  # The others don't go together without this one.
         best = best_of(foresight, found, setting)
-        before = foresight.seconds(setting)
         if best is not None and best[1] <= before - _ADDS * foresight.observed.step_seconds:
             chosen[best[0].kind], seconds = best
         else:
