@@ -214,7 +214,7 @@ def test_half_precision_is_told_but_not_among_what_is_applied() -> None:
     advising = case.advise(transfers=(case.gradients(),))
 
     piece = _piece(advising, "half_gradients")
-    assert piece.changes == {"precision.gradient_reduction": "float16"}
+    assert piece.changes == {"precision.gradient_reduction": "bfloat16"}
     assert not piece.is_exact
     assert "half_gradients" not in advising.advised.together
 

@@ -221,9 +221,11 @@ def _half_gradients(foresight: Foresight) -> Iterator[Proposal]:
     gradients, run = _of(foresight, DATA, "gradients"), foresight.setting.run
     if gradients is not None and run.precision.gradient_reduction == "float32":
         num_bytes = gradients.num_per_step * float(gradients.bytes_C.mean())
+        # Gradients that are not scaled beforehand would vanish in float16; MindSpore's collectives know no bfloat16.
+        half = "bfloat16" if run.engine == "torch" and run.precision.compute != "float16" else "float16"
         yield Proposal(
             kind="half_gradients",
-            changes={"precision.gradient_reduction": "float16"},
+            changes={"precision.gradient_reduction": half},
             seen={"bytes": format_bytes(int(num_bytes)), "seconds": gradients.seconds_per_step},
             is_exact=False,
             notes=("rounding",),
