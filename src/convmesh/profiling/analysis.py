@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from convmesh.profiling.breakdown import Breakdown, break_down
-from convmesh.profiling.events import Floats, Integers, Trace
+from convmesh.profiling.events import Floats, Integers, RankEvents, Trace
 from convmesh.profiling.intervals import Cover
 from convmesh.profiling.matching import Matched, align, match
+from convmesh.profiling.recorder import SKIPPED_UPDATE
 from convmesh.profiling.steps import Spread, spread_of, steady_steps
 from convmesh.profiling.stragglers import Straggler, find_stragglers
 from convmesh.profiling.tables import CollectiveRow, Row, collective_table, layer_table
@@ -33,6 +34,7 @@ class Analysis:
         collectives: Costs by collective.
         peak_memory_bytes: Largest sampled memory of each rank; 0 if not known.
         num_unmatched_steps: Steps in which ranks of a group communicated a different number of times.
+        num_skipped_updates: Updates skipped because a gradient overflowed.
     """
 
     trace: Trace
@@ -46,6 +48,7 @@ class Analysis:
     collectives: tuple[CollectiveRow, ...]
     peak_memory_bytes: tuple[int, ...]
     num_unmatched_steps: int
+    num_skipped_updates: int
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -76,6 +79,7 @@ class Analysis:
             "layers": [asdict(row) for row in self.layers[:50]],
             "peak_memory_bytes": list(self.peak_memory_bytes),
             "num_unmatched_steps": self.num_unmatched_steps,
+            "num_skipped_updates": self.num_skipped_updates,
             "remarks": list(self.trace.remarks),
         }
 
@@ -113,7 +117,13 @@ def analyse(trace: Trace, *, one_clock: bool = False) -> Analysis:
         collectives=tuple(collective_table(trace, matched, steady.step_S)),
         peak_memory_bytes=tuple(int(events.memory_bytes_M.max(initial=0)) for events in trace.ranks),
         num_unmatched_steps=sum(group.num_unmatched_steps for group in matched),
+        num_skipped_updates=max((_num_named(events, SKIPPED_UPDATE) for events in trace.ranks), default=0),
     )
+
+
+def _num_named(events: RankEvents, name: str) -> int:
+    """Events of a name; those of an update are skipped on all ranks alike."""
+    return int((events.name_E == events.names.index(name)).sum()) if name in events.names else 0
 
 
 def _waiting(trace: Trace, matched: list[Matched], breakdown: Breakdown) -> Floats:

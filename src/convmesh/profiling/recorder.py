@@ -20,6 +20,9 @@ from convmesh.profiling.events import NONE, EventBuilder, Kind, RankEvents
 MAIN = "main"
 """Lane of what blocks the rank; other lanes run beside it."""
 
+SKIPPED_UPDATE = "skipped update"
+"""Name of what notes that an update was skipped because a gradient overflowed."""
+
 
 class Recorder:
     """Notes what a rank does.
@@ -69,6 +72,11 @@ class Recorder:
         self._totals[kind, axis] += end - start
         if self._events is not None:
             self._events.append((kind, name, layer, axis, 0, start, end, MAIN))
+
+    def note(self, kind: Kind, name: str) -> None:
+        """Notes that something happened now, which took no time."""
+        now = self.now()
+        self.add(kind, name, start=now, end=now)
 
     def add_beside(self, name: str, *, start: float, end: float, axis: str, num_bytes: int, lane: str) -> None:
         """Notes a collective that ran beside the rank's own work; may be called from any thread.

@@ -81,6 +81,8 @@ def findings(analysis: Analysis, words: Mapping[str, str]) -> list[str]:
     if abs(drift) > _MIN_DRIFT:
         direction = words["longer"] if drift > 0 else words["less"]
         found.append(words["drift"].format(share=f"{100 * abs(drift):.0f}", direction=direction))
+    if analysis.num_skipped_updates:
+        found.append(words["skipped"].format(number=analysis.num_skipped_updates))
     if analysis.num_unmatched_steps:
         found.append(words["unmatched"].format(number=analysis.num_unmatched_steps))
     return [*found, *analysis.trace.remarks]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from convmesh.config import RunConfig
 from convmesh.engines.contract import Batch, Engine, Reader, TrainState, TrainStep, World
-from convmesh.profiling.recorder import RECORDER
+from convmesh.profiling.recorder import RECORDER, SKIPPED_UPDATE
 from convmesh.training.agree import agree
 from convmesh.training.checkpoint import Checkpoint, Progress, prune_checkpoints, save_checkpoint
 from convmesh.training.metrics import MetricsSink
@@ -220,6 +220,8 @@ class Loop:
             seconds for (kind, _), seconds in RECORDER.take_totals().items() if kind == "communication"
         )
         self._scaler.after_update(overflow=result.overflow)
+        if result.overflow:
+            RECORDER.note("optimizer", SKIPPED_UPDATE)
         interval.losses.append(result.loss_sum)
         interval.gradient_norm = result.gradient_norm
         interval.num_samples += global_count

@@ -11,11 +11,14 @@ import pytest
 
 from convmesh.config.schema import ProfileConfig
 from convmesh.mesh import Mesh
+from convmesh.profiling.analysis import analyse
 from convmesh.profiling.breakdown import break_down
 from convmesh.profiling.events import EventBuilder, RankEvents, Trace
 from convmesh.profiling.merging import merged
-from convmesh.profiling.recorder import RECORDER
+from convmesh.profiling.recorder import RECORDER, SKIPPED_UPDATE
 from convmesh.profiling.store import load_trace
+from convmesh.report.profile_facts import findings
+from convmesh.report.profile_text import texts
 from convmesh.training.profiling import StepProfiler
 
 
@@ -55,6 +58,24 @@ def test_only_the_steps_of_the_window_are_kept(tmp_path: Path) -> None:
     assert events.num_samples_S.tolist() == [4, 4]
     assert events.memory_bytes_M.tolist() == [123, 123]
     assert not RECORDER.keeps_events
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_updates_that_overflowed_are_told(tmp_path: Path, language: str) -> None:
+    words = texts(language)
+    for num_skipped in (0, 2):
+        RECORDER.start()
+        for update in range(4):
+            begun = RECORDER.now()
+            with RECORDER.span("compute", "forward"):
+                pass
+            if update < num_skipped:
+                RECORDER.note("optimizer", SKIPPED_UPDATE)
+            RECORDER.add_step(update, start=begun, end=RECORDER.now(), num_samples=1)
+        found = analyse(Trace(source="test", mesh={"data": 1}, ranks=(RECORDER.stop(0),)))
+        assert found.num_skipped_updates == found.summary()["num_skipped_updates"] == num_skipped
+        told = words["skipped"].format(number=num_skipped) in findings(found, words)
+        assert told == (num_skipped > 0)
 
 
 def test_a_run_that_ends_within_the_window_keeps_what_there_was(tmp_path: Path) -> None:
