@@ -184,8 +184,18 @@ def test_profiles_without_runs_can_be_compared(tmp_path: Path) -> None:
     found = compared(tmp_path / "a", tmp_path / "b")
 
     assert by_kind(found.time)["step", ""].clear is True
+    assert found.names == ("a", "b")
     assert found.config == ()
     assert found.result == ()
+
+
+def test_folders_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    for name in "ab":
+        save_trace(generate(QUICK), tmp_path / name / "profile")
+
+    found = compared(tmp_path / "a" / "profile", tmp_path / "b" / "profile")
+
+    assert found.names == ("a/profile", "b/profile")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

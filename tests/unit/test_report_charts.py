@@ -110,6 +110,23 @@ def test_smoothing_keeps_a_constant_and_leaves_out_gaps() -> None:
     assert smooth(points[:5]) == []
 
 
+def test_a_chart_may_begin_at_its_first_point() -> None:
+    points = [(40.0, 1.0), (60.0, 2.0)]
+    whole, part = (line_chart("time", [Series("a", points)], from_first=first) for first in (False, True))
+    assert whole is not None
+    assert part is not None
+    assert (whole.x_ticks[0][1], part.x_ticks[0][1]) == ("0", "40")
+    assert part.x_ticks[0][0] == whole.x_ticks[0][0]
+
+
+def test_many_columns_stand_without_gaps() -> None:
+    few, many = (column_chart("c", [[1.0]] * n, legend=["x"], texts=["t"] * n) for n in (8, 256))
+    assert few is not None
+    assert many is not None
+    assert few.columns[0].x + few.columns[0].width < few.columns[1].x
+    assert many.columns[0].x + many.columns[0].width >= many.columns[1].x
+
+
 def test_stacked_columns_add_up() -> None:
     chart = column_chart("time", [[80.0, 10.0], [80.0, math.nan]], legend=["work", "wait"], texts=["a", "b"])
     assert chart is not None

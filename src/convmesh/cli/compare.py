@@ -29,7 +29,7 @@ def compare(
 
     from convmesh.report.comparison import compare_sides
     from convmesh.report.comparison_page import write_comparison
-    from convmesh.report.comparison_sides import read_side
+    from convmesh.report.comparison_sides import read_sides
     from convmesh.report.comparison_view import print_comparison
     from convmesh.report.profile_text import texts
     from convmesh.training.metrics import finite
@@ -37,7 +37,7 @@ def compare(
     words = texts(language, "comparison")
     if run_a.resolve() == run_b.resolve():
         raise RunFolderError(f"both folders are the same: {run_a}", fix="Give the folders of two runs")
-    before, after = read_side(run_a), read_side(run_b)
+    before, after = read_sides(run_a, run_b)
     if output is not None:
         write_comparison(before, after, output, language=language)
     comparison = compare_sides(before, after)

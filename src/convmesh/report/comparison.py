@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from convmesh.profiling.analysis import Analysis
 from convmesh.profiling.tables import CollectiveRow
-from convmesh.report.comparison_sides import Side, read_side, split_versions
+from convmesh.report.comparison_sides import Side, read_sides, split_versions
 from convmesh.report.run_folder import Record, RunData, number, numbers
 
 LEAST_VALUES = 5
@@ -171,7 +171,7 @@ def compare_runs(before: str | Path, after: str | Path) -> Comparison:
         RunFolderError: If a folder holds neither a run nor a profile.
         ProfileError: If it holds a profile alone, and that is damaged.
     """
-    return compare_sides(read_side(Path(before)), read_side(Path(after)))
+    return compare_sides(*read_sides(Path(before), Path(after)))
 
 
 def compare_sides(before: Side, after: Side) -> Comparison:

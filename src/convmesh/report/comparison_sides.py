@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,18 @@ class Side:
         name = model.get("name") or model.get("factory") or ""
         arguments = model.get("args")
         return f"{name} {as_text(arguments)}" if arguments else str(name)
+
+
+def read_sides(before: Path, after: Path) -> tuple[Side, Side]:
+    """Reads two folders; see ``read_side``. Where both have one name, that of the folder above tells them apart."""
+    sides = read_side(before), read_side(after)
+    if sides[0].name != sides[1].name:
+        return sides
+    first, second = (
+        replace(side, name="/".join(folder.resolve().parts[-2:]))
+        for side, folder in zip(sides, (before, after), strict=True)
+    )
+    return first, second
 
 
 def read_side(folder: Path) -> Side:
