@@ -184,7 +184,8 @@ def test_a_plan_for_another_batch_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_the_command_sums_up(tmp_path: Path, language: str) -> None:
+def test_the_command_sums_up(tmp_path: Path, language: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVMESH_DATA", str(tmp_path / "none"))  # So the network can't be read anew, whatever is here.
     run_dir = profiled_run(tmp_path)
 
     result = CliRunner().invoke(app, ["report", str(run_dir), "--language", language, "--cluster", "cpu-gloo"])
