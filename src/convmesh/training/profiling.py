@@ -14,7 +14,9 @@ from pathlib import Path
 
 from convmesh.config.schema import ProfileConfig
 from convmesh.engines.contract import Engine, World
-from convmesh.profiling.events import About
+from convmesh.mesh import Mesh
+from convmesh.profiling.breakdown import axes_of
+from convmesh.profiling.events import About, RankEvents
 from convmesh.profiling.framework import FrameworkProfiler
 from convmesh.profiling.merging import merged
 from convmesh.profiling.recorder import RECORDER
@@ -101,6 +103,7 @@ class StepProfiler:
                     engine=self._engine.name,
                     mesh=self._world.mesh.sizes,
                     figures=self._figures(of_rank),
+                    remarks=unseen_axes(events, self._world.mesh),
                 ),
             )
 
@@ -115,3 +118,13 @@ class StepProfiler:
             # A GPU or NPU works later than the host notes it.
             "host_times": float(self._world.device != "cpu" and not self._config.detail),
         }
+
+
+def unseen_axes(events: RankEvents, mesh: Mesh) -> tuple[str, ...]:
+    """A remark on each axis of which a rank has noted no collective."""
+    seen = axes_of(events)
+    return tuple(
+        f"no collective of the axis '{axis}' was seen: where they run within a compiled graph they count as compute"
+        for axis, size in mesh.sizes.items()
+        if size > 1 and axis not in seen and "" not in seen
+    )

@@ -8,7 +8,6 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from convmesh.engines.mindspore.collectives import BucketedSum, DataAxis, as_scalar
-from convmesh.profiling.recorder import RECORDER
 
 
 class Buffers:
@@ -30,7 +29,7 @@ class Buffers:
         self._restore = _Copy(self._parameters, before)
         self._change = _Change(self._parameters, before)
         self._put = _Put(self._parameters, before)
-        self._sum = BucketedSum(axis, [1] * len(self._parameters))
+        self._sum = BucketedSum(axis, [1] * len(self._parameters), purpose="buffers")
 
     @property
     def num_bytes(self) -> int:
@@ -62,8 +61,7 @@ class Buffers:
         """
         if self._parameters and self._axis.size > 1:
             changes = self._change(as_scalar(weight))
-            with RECORDER.span("communication", "all-reduce buffers", axis="data", num_bytes=self.num_bytes):
-                changes = self._sum(changes)
+            changes = self._sum(changes)
             self._put(*changes)
 
 

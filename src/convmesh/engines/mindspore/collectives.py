@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import mindspore as ms
@@ -17,6 +18,7 @@ from mindspore import Parameter, Tensor, communication, nn, ops
 from convmesh.engines.contract import World
 from convmesh.engines.mindspore.shared_memory import SharedSum
 from convmesh.engines.shared_exchange import is_wanted
+from convmesh.profiling.recorder import RECORDER
 
 
 class DataAxis:
@@ -86,15 +88,20 @@ class BucketedSum:
         axis: The data axis.
         buckets: The bucket of each tensor, from `partition.plan_buckets`.
         dtype: Type in which the tensors travel; they come back in float32.
+        purpose: What the recorder calls them.
     """
 
-    def __init__(self, axis: DataAxis, buckets: Sequence[int], *, dtype: Any = ms.float32) -> None:
+    def __init__(
+        self, axis: DataAxis, buckets: Sequence[int], *, dtype: Any = ms.float32, purpose: str = "gradients"
+    ) -> None:
         members: dict[int, list[int]] = {}
         for index, bucket in enumerate(buckets):
             members.setdefault(bucket, []).append(index)
         self._members = [members[bucket] for bucket in sorted(members)]
         self._graphs = [_FusedSum(axis, len(indices), dtype=dtype) for indices in self._members]
         self._axis = axis
+        self._width = 4 if dtype == ms.float32 else 2
+        self._name = f"all-reduce {purpose}"
         self._may_share = axis.shares_memory and axis.size > 1 and dtype == ms.float32 and is_wanted()
         self._shared: SharedSum | None = None
 
@@ -115,12 +122,21 @@ class BucketedSum:
         if self._may_share and self._shared is None:
             self._share(tuple(tuple(tensor.shape) for tensor in tensors))
         if self._shared is not None:
-            return self._shared(tensors)
+            with self._noted(tensors):
+                return self._shared(tensors)
         sums = list(tensors)
         for indices, graph in zip(self._members, self._graphs, strict=True):
-            for index, total in zip(indices, graph(*[tensors[index] for index in indices]), strict=True):
+            parts = [tensors[index] for index in indices]
+            with self._noted(parts):
+                totals = graph(*parts)
+            for index, total in zip(indices, totals, strict=True):
                 sums[index] = total
         return sums
+
+    def _noted(self, tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Notes one collective."""
+        num_bytes = self._width * sum(tensor.size for tensor in tensors)
+        return RECORDER.span("communication", self._name, axis="data", num_bytes=num_bytes)
 
     def _share(self, shapes: tuple[tuple[int, ...], ...]) -> None:
         if shapes not in self._axis.shared:

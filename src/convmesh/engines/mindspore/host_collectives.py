@@ -13,7 +13,9 @@ import numpy as np
 from mindspore import ops
 
 from convmesh.engines.shared_exchange import SharedExchange
+from convmesh.plan import CHANNEL
 from convmesh.plan.partitions import Lists
+from convmesh.profiling.recorder import RECORDER
 
 KIND, OWN, ALL = "convmesh_kind", "convmesh_own", "convmesh_all"
 """Attributes of each collective in a graph: what it stands for, and the share of its tensor that is meant to travel."""
@@ -76,13 +78,18 @@ def summing_on_host(exchange: SharedExchange) -> Any:
 def _operator(kind: str, work: Callable[[np.ndarray], np.ndarray], *, counts: tuple[int, int]) -> Any:
     """Makes an operator of a function; counts are the channels of its input and result."""
     taken, given = counts
+    name = f"{kind} activations"
+
+    def noted(array: np.ndarray) -> np.ndarray:
+        with RECORDER.span("communication", name, axis=CHANNEL, num_bytes=array.nbytes):
+            return work(array)
 
     def infer(shape: Sequence[int]) -> Sequence[int]:
         return shape if taken == given else (shape[0], given, *shape[2:])
 
-    made = ops.Custom(work, out_shape=infer, out_dtype=lambda dtype: dtype, func_type="pyfunc")
-    for name, value in ((KIND, kind), (OWN, taken), (ALL, given)):
-        made.add_prim_attr(name, value)
+    made = ops.Custom(noted, out_shape=infer, out_dtype=lambda dtype: dtype, func_type="pyfunc")
+    for attribute, value in ((KIND, kind), (OWN, taken), (ALL, given)):
+        made.add_prim_attr(attribute, value)
     return made
 
 

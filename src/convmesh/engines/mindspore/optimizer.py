@@ -73,7 +73,7 @@ class Optimizer:
         self._whole = whole
         self._half_square = _Norm(half_square or HalfSquare((False,) * len(whole), None))
         self._updates: dict[bool, nn.Cell] = {}
-        self._sum = BucketedSum(axis, buckets)
+        self._sum = BucketedSum(axis, buckets, purpose="parameters")
         self._put = _Put(whole)
 
     def apply(

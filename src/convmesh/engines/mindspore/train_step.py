@@ -288,8 +288,7 @@ class MindSporeTrainStep:
         if self._axis.size == 1 or not self._summed:
             return gradients
         found = list(gradients)
-        with RECORDER.span("communication", "all-reduce gradients", axis="data", num_bytes=self._gradient_bytes):
-            sums = self._sum([found[place] for place in self._summed])
+        sums = self._sum([found[place] for place in self._summed])
         for place, gradient in zip(self._summed, sums, strict=True):
             found[place] = gradient
         return found
