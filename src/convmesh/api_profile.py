@@ -96,6 +96,7 @@ def profile(  # noqa: PLR0913 - one parameter per option of the command
         checkpoint_every_steps=_NEVER,
         check_sync_every=0,
         log_every_steps=num_updates,
+        sinks=(),
     )
     name = "run" if isinstance(config, RunConfig) else Path(config).stem
     folder = Path(run_dir or Path("runs") / f"profile-{name}-{time.strftime('%Y%m%d-%H%M%S')}")

@@ -33,14 +33,14 @@ ENGINES = [
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_slow_rank_a_slow_loader_and_a_slow_link_are_told_apart(engine: str, tmp_path: Path) -> None:
+def test_a_slow_rank_a_slow_loader_a_slow_link_and_costly_samples_are_told_apart(engine: str, tmp_path: Path) -> None:
     if not is_installed(engine):
         pytest.skip(f"{engine} is not installed")
     fetch_digits(tmp_path)
     (tmp_path / "run.yaml").write_text(CONFIG.format(engine=engine))
 
     said = _convmesh(
-        "profile", tmp_path / "run.yaml", "--ranks", 2, "--warmup", START, "--steps", 3 * PHASE,
+        "profile", tmp_path / "run.yaml", "--ranks", 2, "--warmup", START, "--steps", 4 * PHASE,
         "--run-dir", tmp_path / "run", "--json", data=tmp_path,
     )  # fmt: skip
 
@@ -49,17 +49,20 @@ def test_a_slow_rank_a_slow_loader_and_a_slow_link_are_told_apart(engine: str, t
     parts = whole.compute_RS + whole.exposed_RS + whole.data_RS + whole.idle_RS
     assert np.allclose(parts, whole.step_RS, rtol=0.02)
     assert (whole.idle_RS.sum() / whole.step_RS.sum()) < 0.25
-    assert json.loads(said)["num_steps"] == 3 * PHASE
+    assert json.loads(said)["num_steps"] == 4 * PHASE
     assert (tmp_path / "run" / "profile" / "profile.html").exists()
     assert "One step on all ranks" in (tmp_path / "run" / "report.html").read_text("utf-8")
 
-    computing, loading, link = (_of_phase(tmp_path, phase) for phase in range(3))
+    computing, loading, link, samples = (_of_phase(tmp_path, phase) for phase in range(4))
     assert _named(computing) == ((1,), "compute")
     assert computing.stragglers[0].excess_seconds == pytest.approx(SECONDS, rel=0.3)
     assert _named(loading) == ((1,), "data")
     assert not link.stragglers
     slow, usual = (_gradient_transfer(analysis) for analysis in (link, computing))
     assert slow > usual + 0.7 * SECONDS
+    assert _named(samples) == ((1,), "data")
+    assert "its samples cost more" in samples.stragglers[0].cause
+    assert "its samples cost more" not in computing.stragglers[0].cause + loading.stragglers[0].cause
 
 
 @pytest.mark.parametrize("engine", ENGINES)

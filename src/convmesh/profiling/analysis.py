@@ -15,6 +15,7 @@ from convmesh.profiling.recorder import SKIPPED_UPDATE
 from convmesh.profiling.steps import Spread, spread_of, steady_steps
 from convmesh.profiling.stragglers import Straggler, find_stragglers
 from convmesh.profiling.tables import CollectiveRow, Row, collective_table, layer_table
+from convmesh.profiling.traffic import Traffic, traffic_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Analysis:
         stragglers: Ranks that keep others waiting.
         layers: Costs by layer or operation, costliest first.
         collectives: Costs by collective.
+        traffic: How each axis communicates.
         peak_memory_bytes: Largest sampled memory of each rank; 0 if not known.
         num_unmatched_steps: Steps in which ranks of a group communicated a different number of times.
         num_skipped_updates: Updates skipped because a gradient overflowed.
@@ -46,6 +48,7 @@ class Analysis:
     stragglers: tuple[Straggler, ...]
     layers: tuple[Row, ...]
     collectives: tuple[CollectiveRow, ...]
+    traffic: tuple[Traffic, ...]
     peak_memory_bytes: tuple[int, ...]
     num_unmatched_steps: int
     num_skipped_updates: int
@@ -76,6 +79,10 @@ class Analysis:
             "spread": asdict(self.spread),
             "stragglers": [asdict(straggler) for straggler in self.stragglers],
             "collectives": [asdict(row) for row in self.collectives],
+            "traffic": [
+                {**asdict(row), "latency_share": row.latency_share, "is_latency_bound": row.is_latency_bound}
+                for row in self.traffic
+            ],
             "layers": [asdict(row) for row in self.layers[:50]],
             "peak_memory_bytes": list(self.peak_memory_bytes),
             "num_unmatched_steps": self.num_unmatched_steps,
@@ -115,6 +122,7 @@ def analyse(trace: Trace, *, one_clock: bool = False) -> Analysis:
         stragglers=tuple(find_stragglers(steady, ranks, matched)),
         layers=tuple(layer_table(trace, steady.step_S)),
         collectives=tuple(collective_table(trace, matched, steady.step_S)),
+        traffic=tuple(traffic_of(steady, matched)),
         peak_memory_bytes=tuple(int(events.memory_bytes_M.max(initial=0)) for events in trace.ranks),
         num_unmatched_steps=sum(group.num_unmatched_steps for group in matched),
         num_skipped_updates=max((_num_named(events, SKIPPED_UPDATE) for events in trace.ranks), default=0),

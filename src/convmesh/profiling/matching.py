@@ -72,6 +72,20 @@ class Matched:
         transfer_C: Floats = np.maximum(self.end_RC.max(axis=0) - self.begin_times.max(axis=0), 0.0)
         return transfer_C
 
+    @property
+    def service_seconds(self) -> Floats:
+        """What each collective took by itself: from when all had come and the one before was through, shape (C,).
+
+        Buckets of gradients are sent off one after the other and wait for each other; from sending to the end that
+        waiting would count once for each of them.
+        """
+        begin_C, end_C = self.start_RC.max(axis=0, initial=-np.inf), self.end_RC.max(axis=0, initial=-np.inf)
+        order = np.argsort(end_C, kind="stable")
+        free_C = np.concatenate([[-np.inf], end_C[order][:-1]])[: len(order)]
+        seconds_C = np.zeros(len(order))
+        seconds_C[order] = np.maximum(end_C[order] - np.maximum(begin_C[order], free_C), 0.0)
+        return seconds_C
+
 
 def match(trace: Trace) -> list[Matched]:
     """Matches the collectives of all groups of at least two ranks.

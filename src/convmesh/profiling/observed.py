@@ -16,7 +16,7 @@ import numpy as np
 
 from convmesh.profiling.analysis import Analysis
 from convmesh.profiling.events import Floats, Integers
-from convmesh.profiling.matching import Matched, match
+from convmesh.profiling.matching import match
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ def _transfers(analysis: Analysis) -> list[Transfers]:
     groups: dict[tuple[str, str, int], int] = defaultdict(int)
     for group in match(analysis.trace):
         events = by_rank[group.ranks[0]]
-        name_C, seconds_C = events.name_E[group.event_RC[0]], service_seconds(group)
+        name_C, seconds_C = events.name_E[group.event_RC[0]], group.service_seconds
         keep_C = np.isin(group.step_C, step_S)
         for index in np.unique(name_C[keep_C]):
             chosen = keep_C & (name_C == index)
@@ -148,19 +148,3 @@ def _transfers(analysis: Analysis) -> list[Transfers]:
             )
         )
     return sorted(entries, key=lambda entry: -entry.seconds_per_step)
-
-
-def service_seconds(group: Matched) -> Floats:
-    """What each collective took by itself: from when all had come and the one before was through, shape (C,).
-
-    Buckets of gradients are sent off one after the other and wait for each other; the time from sending to the end
-    would count that waiting once for each of them.
-    """
-    if not len(group.step_C):
-        return np.zeros(0)
-    begin_C, end_C = group.start_RC.max(axis=0), group.end_RC.max(axis=0)
-    order = np.argsort(end_C, kind="stable")
-    free_C = np.concatenate([[-np.inf], end_C[order][:-1]])
-    seconds_C = np.zeros(len(end_C))
-    seconds_C[order] = np.maximum(end_C[order] - np.maximum(begin_C[order], free_C), 0.0)
-    return seconds_C

@@ -32,6 +32,9 @@ NOISE_FACTOR = 3.0
 MIN_STEPS = 4
 """With fewer steps nobody can tell a slow rank from chance."""
 
+UNEVEN = 0.2
+"""An excess that deviates by this share of itself from step to step comes and goes with something, as with samples."""
+
 SLOW_GROUP_FACTOR = 1.5
 """A group stands out if moving a byte takes it this many times what it takes the other groups of its axis."""
 
@@ -123,18 +126,27 @@ def _judge(rank: int, phase: Phase, excess_S: Floats, *, usual: float, step: flo
 
 
 def _explained(straggler: Straggler, breakdown: Breakdown, row: int) -> Straggler:
-    """Adds the cause, where a rank computes longer because it has more samples."""
+    """Adds the cause, as far as the samples of a rank explain that it takes longer."""
     samples_RS = breakdown.num_samples_RS
-    if straggler.phase != "compute" or not samples_RS.all():
+    if straggler.phase not in ("compute", "data") or not samples_RS.all():
         return straggler
+    value_RS = breakdown.compute_RS if straggler.phase == "compute" else breakdown.data_RS
     mine = float(np.median(samples_RS[row]))
     others = float(np.median(lower_median(samples_RS.astype(float))))
-    per_sample_RS = breakdown.compute_RS / samples_RS
-    slower = float(np.median(per_sample_RS[row] / lower_median(per_sample_RS)))
+    per_sample_RS = value_RS / samples_RS
+    slower = float(np.median(per_sample_RS[row] / np.maximum(lower_median(per_sample_RS), 1e-12)))
+    cause = ""
     if mine > others and slower < 1 + MIN_SHARE:
         cause = f"it has {mine:g} samples a step where others have {others:g}; a sample takes it no longer"
-        return replace(straggler, cause=cause)
-    return straggler
+    elif mine == others:
+        excess_S = excess_over_ranks(value_RS)[row]
+        varies = float(excess_S.std() / excess_S.mean()) if excess_S.mean() > 0 else 0.0
+        if varies > UNEVEN:
+            cause = (
+                f"as many samples as others have, and the excess varies by {100 * varies:.0f} % from step to step: "
+                "its samples cost more, or something else runs beside it"
+            )
+    return replace(straggler, cause=cause) if cause else straggler
 
 
 def _slow_groups(matched: list[Matched], *, step: float) -> list[Straggler]:

@@ -10,6 +10,7 @@ import numpy as np
 from convmesh.profiling.analysis import Analysis
 from convmesh.profiling.stragglers import Straggler
 from convmesh.profiling.tables import CollectiveRow
+from convmesh.profiling.traffic import Traffic
 from convmesh.report.achieved import Achieved
 from convmesh.report.profile_figures import milliseconds
 from convmesh.report.scales import format_number
@@ -75,6 +76,7 @@ def findings(analysis: Analysis, words: Mapping[str, str]) -> list[str]:
     found = [straggler_sentence(straggler, words) for straggler in analysis.stragglers[:12]]
     if not found and len(analysis.ranks) > 1:
         found.append(words["nothing"])
+    found += [traffic_sentence(row, words) for row in analysis.traffic if row.is_latency_bound]
     if len(analysis.warmup_S):
         found.append(words["warmup"].format(number=len(analysis.warmup_S)))
     drift = analysis.spread.drift
@@ -97,6 +99,18 @@ def straggler_sentence(straggler: Straggler, words: Mapping[str, str]) -> str:
         steps=f"{100 * straggler.share_of_steps:.0f}",
     )
     return f"{sentence} ({straggler.cause})" if straggler.cause else sentence
+
+
+def traffic_sentence(row: Traffic, words: Mapping[str, str]) -> str:
+    """One sentence on an axis with many small collectives."""
+    return words["latency"].format(
+        axis=row.axis or "-",
+        number=format_number(float(f"{row.num_per_step:.3g}")),
+        bytes=format_bytes(row.median_bytes),
+        fixed=milliseconds(row.fixed_seconds or 0.0),
+        latency=f"{100 * row.latency_share:.0f}",
+        share=f"{100 * row.exposed_share:.0f}",
+    )
 
 
 def collective_lines(

@@ -57,6 +57,18 @@ def test_a_larger_shard_is_the_cause_where_a_sample_takes_no_longer() -> None:
     assert analyse(generate(slower)).stragglers[0].cause == ""
 
 
+def test_samples_that_cost_more_are_told_from_a_rank_that_is_slow_alike_in_each_step() -> None:
+    samples = {0: 8, 1: 8, 2: 8}
+    uneven = Recipe(mesh={"data": 3}, extra_compute={1: 0.6}, slow_every=2, num_samples=samples, num_steps=24)
+    alike = Recipe(mesh={"data": 3}, extra_compute={1: 0.3}, num_samples=samples, num_steps=24, jitter=0.005)
+
+    (costly,), (slow,) = (analyse(generate(recipe)).stragglers for recipe in (uneven, alike))
+
+    assert (costly.ranks, costly.phase) == (slow.ranks, slow.phase) == ((1,), "compute")
+    assert "its samples cost more" in costly.cause
+    assert slow.cause == ""
+
+
 def test_a_rank_that_idles_where_its_waiting_was_not_recorded_is_not_called_slow() -> None:
     ranks = []
     for rank, busy in enumerate((0.5, 0.9)):
