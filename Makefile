@@ -40,6 +40,8 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python -m benchmarks.exactness
 	$(BIN)/python -m benchmarks.planner
 	$(BIN)/python -m benchmarks.memory_budget
+	$(BIN)/python -m benchmarks.profile_overhead
+	$(BIN)/python -m benchmarks.profile_scale
 
 docs: $(VENV)/.ready-dev
 	$(BIN)/convmesh config reference --language en > docs/en/configuration.md
