@@ -1,10 +1,15 @@
 """How long planning takes, and how much memory: each case in a fresh process, with the graph in the cache.
 
-Run: ``python -m benchmarks.planner_speed``. Writes ``benchmarks/results/planner_speed.md``.
+Run: ``python -m benchmarks.planner_speed``. Writes ``benchmarks/results/planner_speed.md``; with ``--cases`` it
+measures some of them and only prints.
+
+*Tight* means that a rank may fill less than plain data parallelism needs, so that micro-batches, recomputation and
+splits have to be searched; in the last case nothing fits, and all that there is has to be ruled out.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -12,6 +17,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,7 +29,9 @@ CASES = (
     ("ResNet-152", "resnet152", 128, 1024, "a100-8x16", ""),
     ("ResNet-152", "resnet152", 1024, 4096, "a100-8x16", ""),
     ("2,040 operators like DenseNet's", "dense", 8, 256, "a100-8", ""),
-    ("the same, 2 GiB a rank", "dense", 8, 256, "a100-8", "2GiB"),
+    ("the same, tight: 8 GiB a rank", "dense", 8, 256, "a100-8", "8GiB"),
+    ("the same, tight: 2 GiB a rank", "dense", 8, 256, "a100-8", "2GiB"),
+    ("the same, 1.2 GiB a rank", "dense", 8, 256, "a100-8", "1200MiB"),
 )
 
 
@@ -69,14 +77,23 @@ def graph_of(network: str) -> object:
     return read(run, batch=2, image_shape_HWC=(224, 224, 3), num_classes=1000)
 
 
-def main() -> None:
-    """Measures all cases and writes the table."""
-    if len(sys.argv) > 1:
-        print(json.dumps(measure(int(sys.argv[1]))))
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures cases, and writes the table if it was all of them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.planner_speed", description=__doc__)
+    names = "; ".join(f"{number}: {name}, {ranks} ranks" for number, (name, _, ranks, *_) in enumerate(CASES))
+    parser.add_argument("--cases", type=int, nargs="+", metavar="N", help=f"only these, printed: {names}")
+    parser.add_argument("--one", type=int, metavar="N", help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    numbers = range(len(CASES)) if chosen.cases is None else chosen.cases
+    if any(not 0 <= number < len(CASES) for number in numbers):
+        parser.error(f"there are the cases 0 to {len(CASES) - 1}")
+    if chosen.one is not None:
+        print(json.dumps(measure(chosen.one)))
         return
     rows = []
-    for number, (name, _, num_ranks, global_batch, cluster, _) in enumerate(CASES):
-        command = [sys.executable, "-m", "benchmarks.planner_speed", str(number)]
+    for number in numbers:
+        name, _, num_ranks, global_batch, cluster, _ = CASES[number]
+        command = [sys.executable, "-m", "benchmarks.planner_speed", "--one", str(number)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
         rows.append(
@@ -84,18 +101,25 @@ def main() -> None:
             f"{found['cpu_seconds']:.1f} | {found['peak_mib']:.0f} MiB | {found['frameworks']} | {found['plan']} |"
         )
         print(rows[-1], flush=True)
+    if chosen.cases is None:
+        RESULTS.write_text(_page(rows), encoding="utf-8")
+
+
+def _page(rows: Sequence[str]) -> str:
     text = f"""# Planning
 
 Each case in a fresh process, once, by `python -m benchmarks.planner_speed`; other work may share the cores, so seconds
 of the processor stand beside those of the clock. Time starts with the graph in memory, but for the first row, which
-reads the network with PyTorch; memory is that of the whole process.
+reads the network with PyTorch; memory is that of the whole process. Where a rank may fill less than plain data
+parallelism needs (*tight*), micro-batches, recomputation and splits have to be searched; in the last case nothing fits,
+and all that there is has to be ruled out.
 
 Python {platform.python_version()}, SciPy {version("scipy")}, NumPy {version("numpy")}, {os.cpu_count()} cores.
 
 | network | devices | global batch | cluster | seconds | of processor | peak memory | frameworks loaded | plan |
 |---|---|---|---|---|---|---|---|---|
 """
-    RESULTS.write_text(text + "\n".join(rows) + "\n", encoding="utf-8")
+    return text + "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__":

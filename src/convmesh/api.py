@@ -22,7 +22,7 @@ from convmesh.errors import ConfigError, ConvMeshError, MistakeList, raise_all
 from convmesh.mesh import Mesh, parse_mesh
 from convmesh.plan import CHANNEL
 from convmesh.plan.load import load_plan
-from convmesh.training.auto_plan import AUTO, auto_plan
+from convmesh.training.auto_plan import AUTO, auto_plan, is_for
 from convmesh.training.launch import LaunchPlan, launch, plan_launch, threads_per_rank
 from convmesh.training.metrics import Record
 from convmesh.training.planning import RunPlan, as_planned, build_network, missing_engine, plan_run
@@ -99,7 +99,7 @@ def prepare(  # noqa: PLR0913 - one parameter per option of the command
         ranks: Number of ranks; default as in the run file, else 1.
         mesh: A mesh, or text like ``"data=4"``; default as in the run file, else all ranks on the data axis.
         engine: ``"mindspore"`` or ``"torch"``; default as in the run file.
-        plan: A plan file, whose mesh counts where none is given here; or ``"auto"`` to have one made.
+        plan: A plan file, whose mesh counts where no other one is asked for; or ``"auto"`` to have one made.
         cluster: Cluster file or preset that ``"auto"`` plans for; default the preset for this machine.
         memory_bytes: What a rank may fill by that plan; default what a device has.
         overrides: Settings as ``a.b=value``; only with a path.
@@ -122,7 +122,8 @@ def prepare(  # noqa: PLR0913 - one parameter per option of the command
             return prepare(run, plan=path)
     if plan is not None:
         run = dataclasses.replace(run, strategy=dataclasses.replace(run.strategy, plan=str(plan)))
-        mesh = mesh or (load_plan(plan).mesh if ranks is None else None)
+        planned_for = load_plan(plan).mesh
+        mesh = mesh or (planned_for if ranks in {None, planned_for.num_ranks} else None)
     run = as_planned(run)
     grid = resolve_mesh(run, num_ranks=ranks, mesh=parse_mesh(mesh) if isinstance(mesh, str) else mesh)
     run = dataclasses.replace(run, strategy=dataclasses.replace(run.strategy, mesh=dict(grid.sizes)))
@@ -188,6 +189,7 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
         mesh: A mesh, or text like ``"data=4"``.
         engine: ``"mindspore"`` or ``"torch"``; default as in the run file.
         plan: A plan file that says how the network is split, or ``"auto"``; default as in the run file, else by rule.
+            A resumed run goes on by the plan in its folder, unless that was for other ranks.
         cluster: Cluster file or preset that ``"auto"`` plans for.
         memory_bytes: What a rank may fill by that plan.
         overrides: Settings as ``a.b=value``; only with a path.
@@ -205,13 +207,14 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
     place = find_rank(os.environ)
     if place is not None:
         ranks = ranks or place.num_ranks
-    if resume and run_dir is not None and str(plan) == AUTO and RunFolder(run_dir).plan.exists():
-        plan = RunFolder(run_dir).plan
+    name = Path("run" if isinstance(config, RunConfig) else config)
+    if resume and str(plan) == AUTO:
+        earlier = RunFolder(run_dir or default_run_dir(name, resume=True)).plan
+        plan = earlier if is_for(earlier, ranks=ranks, mesh=mesh) else AUTO
     prepared = prepare(
         config, ranks=ranks, mesh=mesh, engine=engine, plan=plan, cluster=cluster, memory_bytes=memory_bytes,
         overrides=overrides,
     )  # fmt: skip
-    name = Path("run" if isinstance(config, RunConfig) else config)
     if place is not None:
         return _join(prepared, place, run_dir=run_dir, resume=resume, on_record=on_record)
     folder = RunFolder(run_dir or default_run_dir(name, resume=resume))

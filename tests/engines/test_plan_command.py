@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from convmesh.cli.main import app
 from convmesh.config import load_config
 from convmesh.errors import ConfigError, ModelError
+from convmesh.mesh import Mesh
 from convmesh.plan.load import load_plan
-from convmesh.training.auto_plan import machine_preset
+from convmesh.training.auto_plan import is_for, machine_preset
 
 pytestmark = pytest.mark.torch
 
@@ -89,6 +90,17 @@ def test_what_is_kept_stays_as_the_run_file_says(config: Path) -> None:
     entries = json.loads(output)["candidates"]
     assert {tuple(entry["mesh"].items()) for entry in entries} == {(("channel", 2),)}
     assert {entry["accumulation"] for entry in entries} == {1}
+
+
+def test_a_plan_is_for_as_many_ranks_as_it_has(config: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    assert not is_for(path, ranks=None, mesh=None)
+    planned(config, "--ranks", "2", "--set", "strategy.mesh={channel: 2}", "--keep", "mesh", "-o", str(path))
+    for ranks, mesh, expected in (
+        (None, None, True), (2, None, True), (4, None, False), (1, None, False),
+        (2, "channel=2", True), (None, "data=1,channel=2", True), (2, "data=2", False), (4, Mesh({"data": 4}), False),
+    ):  # fmt: skip
+        assert is_for(path, ranks=ranks, mesh=mesh) is expected
 
 
 def test_where_nothing_fits_it_tells_what_would(config: Path) -> None:

@@ -15,7 +15,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from convmesh.engines import is_installed
+from convmesh.plan.load import load_plan
 from convmesh.training.checkpoint import find_checkpoints
+from convmesh.training.launch import free_port
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
@@ -261,3 +263,41 @@ def test_a_user_network_by_factory(config, tmp_path):
     out = convmesh("train", config, "--ranks", 2, "--run-dir", tmp_path / "run", cwd=tmp_path)
     assert "Accuracy" in out
     assert "0.weight" in final_network(tmp_path / "run")
+
+
+def started(engine, folder, *command):
+    """The command line by which others start two ranks of a command."""
+    if engine == "torch":
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", *command]
+    options = ["--worker_num=2", "--local_worker_num=2", "--master_addr=127.0.0.1", "--master_port", str(free_port())]
+    return [
+        *(sys.executable, "-m", "mindspore.parallel.cluster.run", *options, f"--log_dir={folder}", "--join=True"),
+        *("python", "-m", *command),
+    ]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_planned_ranks_that_others_started_go_on_by_the_same_plan(config, tmp_path, engine):
+    need(engine)
+    run_dir = tmp_path / "run"
+    options = ["--engine", engine, "--plan", "auto", "--run-dir", str(run_dir)]
+    axis = "channel" if engine == "torch" else "data"
+    endless = ["convmesh.cli.main", "train", str(config), *options, "--mesh", f"{axis}=2"]
+    endless += ["--set", "train.epochs=500"]
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    with (tmp_path / "out.txt").open("w") as out:
+        process = subprocess.Popen(
+            started(engine, tmp_path, *endless), stdout=out, stderr=out, env={**os.environ, "PATH": path}
+        )
+        wait_for_checkpoint(run_dir, 1, process)
+        kill_everything(process)
+    plan = load_plan(run_dir / "plan.yaml")
+    assert plan.mesh.size(axis) == 2
+    assert plan.foretold is not None
+    done = len(records(run_dir, "eval"))
+    out = convmesh(
+        "train", config, *options, "--ranks", 2, "--resume", "--set", f"train.epochs={done + 1}", cwd=tmp_path
+    )
+    assert "foretold" in out
+    assert load_plan(run_dir / "plan.yaml") == plan
+    assert json.loads((run_dir / "summary.json").read_text())["num_ranks"] == 2

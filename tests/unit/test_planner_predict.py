@@ -14,7 +14,7 @@ from convmesh.config.load import parse_config
 from convmesh.errors import ConfigError
 from convmesh.graph import blocks, total_cost
 from convmesh.graph.resize import with_samples
-from convmesh.plan import Choice, Entry, Execution, resolve
+from convmesh.plan import Execution
 from convmesh.planner.cluster import Cluster
 from convmesh.planner.predict import at_micro_batch, predict
 from convmesh.planner.prediction import Candidate, MemoryUse, Prediction, Seconds, Training
@@ -104,12 +104,18 @@ def test_kinds_add_up_and_none_is_below_zero(candidate: Candidate) -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(CANDIDATES)
-def test_recomputing_costs_seconds_and_saves_activations(candidate: Candidate) -> None:
+@given(CANDIDATES, st.sampled_from(["cpu", "cuda", "ascend"]))
+def test_recomputing_costs_seconds_and_saves_activations(candidate: Candidate, kind: Any) -> None:
+    """Not so with MindSpore on the CPU, which keeps all, and may hold more while a block runs again."""
+    cluster = dataclasses.replace(CLUSTER, device=dataclasses.replace(CLUSTER.device, kind=kind))
     keeping = dataclasses.replace(candidate, resolved=dataclasses.replace(candidate.resolved, recomputed=()))
-    without, having = predict(keeping, CLUSTER), predict(recomputing(keeping), CLUSTER)
-    assert having.memory.activations < without.memory.activations
-    assert having.memory.total < without.memory.total
+    without, having = predict(keeping, cluster), predict(recomputing(keeping), cluster)
+    if candidate.training.engine == "mindspore" and kind == "cpu":
+        assert having.memory.activations >= without.memory.activations
+        assert having.memory.total >= without.memory.total
+    else:
+        assert having.memory.activations < without.memory.activations
+        assert having.memory.total < without.memory.total
     assert without.seconds.recomputation == 0 < having.seconds.recomputation <= having.seconds.forward
     assert having.seconds.total > without.seconds.total
 
@@ -259,13 +265,3 @@ def test_links_that_a_cluster_lacks_are_told() -> None:
     alone = dataclasses.replace(CLUSTER, links=dataclasses.replace(CLUSTER.links, between=None))
     with pytest.raises(ConfigError, match="links between nodes"):
         predict(candidate_of(GRAPH, axes={"data": 16}), alone)
-
-
-def test_a_plan_that_exchanges_samples_for_channels_is_not_guessed_at() -> None:
-    resolved = candidate_of(GRAPH).resolved
-    last = [node.name for node in GRAPH if node.kind == "dense"][-1]
-    entry = Entry(pattern=last, axes={"data": Choice(split="out_channels")})
-    plan = dataclasses.replace(resolved.plan, entries=(entry,))
-    candidate = dataclasses.replace(candidate_of(GRAPH), resolved=resolve(GRAPH, plan))
-    with pytest.raises(ConfigError, match="along the axis 'data' can't be foretold"):
-        predict(candidate, CLUSTER)

@@ -18,11 +18,12 @@ from convmesh.graph import Graph
 from convmesh.mesh import Mesh
 from convmesh.plan import Plan, resolve
 from convmesh.planner.candidates import Wishes, accumulations, factorisations, list_outlines
+from convmesh.planner.found import Found, nearest_misses
 from convmesh.planner.predict import predict
 from convmesh.planner.prediction import Candidate, Prediction, Training
 from convmesh.planner.pricing import Pricer
 from convmesh.planner.scaling import efficiency, scaling_points
-from convmesh.planner.search import Found, nearest_misses, search
+from convmesh.planner.search import largest_that_fits, search
 from convmesh.planner.seconds import CostModel
 from convmesh.planner.ways import Way, entries_of, list_ways
 
@@ -36,9 +37,9 @@ def tiny() -> Graph:
     return build.graph(build.dense_head(build.relu("relu2", build.convolution("conv2", x, 8)), classes=6))
 
 
-def pricer_of(graph: Graph, *, global_batch: int = BATCH, **cluster: Any) -> Pricer:
+def pricer_of(graph: Graph, *, global_batch: int = BATCH, engine: Any = "torch", **cluster: Any) -> Pricer:
     model = CostModel(cluster_of(**{"overlap": 0.0, **cluster}))
-    return Pricer(graph, Training(global_batch=global_batch), model, bucket_bytes=25 * MIB)
+    return Pricer(graph, Training(engine=engine, global_batch=global_batch), model, bucket_bytes=25 * MIB)
 
 
 def found_of(graph: Graph, num_ranks: int, *, memory_bytes: int | None = None, **rest: Any) -> Found:
@@ -153,6 +154,56 @@ def test_more_memory_is_never_slower(limits: list[int]) -> None:
     assert seconds_of(roomy) <= seconds_of(tight) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("name", ["residual", "dense_net"])
+def test_more_memory_is_never_slower_in_networks_that_are_too_large_for_a_proof(name: str) -> None:
+    graph = GRAPHS[name](samples=2)
+    wishes = Wishes(mesh=Mesh({"data": 2, "channel": 2}))
+    options: dict[str, Any] = {"global_batch": 16, "device": device(0), "links": link(1e10), "wishes": wishes}
+    free = found_of(graph, 4, **options).chosen
+    assert free is not None
+    assert free.prediction is not None
+    assert not free.is_proved
+    needed = free.prediction.memory.total
+    times = [
+        seconds_of(found_of(graph, 4, memory_bytes=int(needed * share), **options)) for share in (0.3, 0.5, 0.8, 1.0)
+    ]
+    assert all(more <= less * (1 + 1e-9) for less, more in itertools.pairwise(times))
+    assert times[-1] < times[1] < math.inf
+
+
+def test_what_is_too_large_says_how_much_it_needs_at_least() -> None:
+    graph = GRAPHS["residual"](samples=2)
+    for limit in (100_000, 400_000):
+        found = found_of(graph, 2, global_batch=16, device=device(0), memory_bytes=limit)
+        large = [entry for entry in found.candidates if entry.verdict == "too large"]
+        assert large
+        for entry in large:
+            assert entry.floor_bytes > limit or entry.prediction is not None
+            if entry.prediction is not None:
+                assert entry.prediction.memory.total > limit
+                assert entry.floor_bytes <= entry.prediction.memory.total
+            assert ("at least" in entry.reason) == (entry.prediction is None)
+        if found.chosen is None:
+            # The nearest misses are told exactly: no other candidate could be nearer.
+            misses = list(nearest_misses(found))
+            worst = max(entry.prediction.memory.total for entry in misses if entry.prediction is not None)
+            assert len(misses) == 3
+            assert all(entry.floor_bytes >= worst for entry in large if entry.prediction is None)
+
+
+@pytest.mark.parametrize(("most", "largest", "guess"), [*itertools.product((1, 5, 40), (0, 1, 4, 33), (0, 3, 90))])
+def test_the_largest_number_that_fits_is_found_from_any_guess(most: int, largest: int, guess: int) -> None:
+    asked: list[int] = []
+
+    def fits(number: int) -> bool:
+        asked.append(number)
+        assert 0 < number <= most
+        return number <= largest
+
+    assert largest_that_fits(fits, most, guess) == min(largest, most)
+    assert len(asked) == len(set(asked)) <= 13
+
+
 @pytest.mark.parametrize("rate", [1e8, 1e11])
 def test_more_devices_are_never_slower(rate: float) -> None:
     """Where links are slow, some of them stay idle, and the plan says so."""
@@ -186,6 +237,31 @@ def test_recomputation_is_used_for_as_few_blocks_as_will_do() -> None:
         assert found.chosen.prediction is not None
         counts.append(len(found.chosen.prediction.candidate.recompute))
     assert counts[0] == 0 < counts[1] < counts[2]
+
+
+def test_recomputation_is_not_credited_where_the_engine_saves_nothing_by_it() -> None:
+    graph = dense_net(8, samples=32, size=32)
+    mesh, words = Mesh({"data": 1}), "recomputing saves no memory with MindSpore on the CPU"
+
+    def found(memory_bytes: int | None, kind: str, **wishes: Any) -> Found:
+        devices = {**device(0), "kind": kind}
+        wished = Wishes(mesh=mesh, accumulation=1, **wishes)
+        return found_of(
+            graph, 1, engine="mindspore", global_batch=32, wishes=wished, device=devices, memory_bytes=memory_bytes
+        )
+
+    free = found(None, "cpu").chosen
+    assert free is not None
+    assert free.prediction is not None
+    tight = int(0.9 * free.prediction.memory.total)
+    assert found(tight, "ascend").chosen is not None
+    on_cpu = found(tight, "cpu")
+    assert on_cpu.chosen is None
+    assert {entry.outline.recompute: entry.reason for entry in on_cpu.candidates}["blocks"] == words
+    # Asked for, it is judged as it is.
+    forced = found(tight, "cpu", recompute="blocks").candidates[0]
+    assert forced.prediction is not None
+    assert forced.prediction.memory.total > free.prediction.memory.total
 
 
 def test_what_fits_nowhere_is_told_with_the_nearest_misses() -> None:

@@ -52,7 +52,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter per option
         if prepared.plan is not None:
             for resolved in prepared.plan.resolved.split_axes:
                 typer.echo(_describe(resolved, prepared.run.engine))
-            for line in _execution_lines(prepared.plan):
+            for line in _execution_lines(prepared.plan, prepared):
                 typer.echo(line)
     if mistakes:
         raise typer.Exit(1)
@@ -123,9 +123,10 @@ def _collectives(resolved: ResolvedPlan, engine: str) -> tuple[Any, ...]:
     return channel_collectives(resolved, position=0, samples=samples_told(engine))
 
 
-def _execution_lines(plan: RunPlan) -> Iterator[str]:
+def _execution_lines(plan: RunPlan, prepared: PreparedRun) -> Iterator[str]:
     """What holds of running an update, whether the plan says it or the run file."""
     from convmesh.plan.activations import rank_activations
+    from convmesh.planner.recomputing import saves_nothing
 
     execution, resolved = plan.plan.execution, plan.resolved
     shards = "sharded" if execution.optimizer_sharding else "whole"
@@ -141,6 +142,13 @@ def _execution_lines(plan: RunPlan) -> Iterator[str]:
     whole = rank_activations(dataclasses.replace(resolved, recomputed=()))
     once = max(sum(kept.again[name] for name in block.nodes) for block in resolved.recomputed)
     yield f"Recomputed: {', '.join(names)}."
+    reason = saves_nothing(prepared.run.engine, prepared.device)
+    if reason is not None:
+        yield (
+            f"A micro-batch keeps {format_bytes(whole.kept_bytes)} of activations on rank 0 as without it, and up to "
+            f"{format_bytes(once)} more while a block is computed again: {reason}."
+        )
+        return
     yield (
         f"A micro-batch keeps {format_bytes(kept.kept_bytes)} of activations on rank 0 instead of "
         f"{format_bytes(whole.kept_bytes)}, and {format_bytes(once)} more while a block is computed again."

@@ -5,8 +5,8 @@ Tensors have the size of the rank's part, and a change of placement makes new me
 | change at the border | what the operator keeps as its input, or hands on |
 |---|---|
 | ``copy`` | the same memory |
-| ``gather_sum`` | the rank's part; the gathered whole only where the plan keeps it |
-| ``gather``, ``slice``, ``permute`` before an operator | the changed tensor |
+| ``gather_sum``, ``gather_samples`` | the rank's part; the gathered whole only where the plan keeps it |
+| ``gather``, ``slice``, ``permute``, ``to_channels``, ``to_samples`` before an operator | the changed tensor |
 | any change after an operator | the operator keeps its own result, the others the changed one |
 | none, but the operator computes in another type | what it is cast to |
 """
@@ -21,9 +21,9 @@ from typing import Any
 from convmesh.graph import Activations, Edge, Node, kept_with
 from convmesh.graph.graph import DTYPE_BYTES
 from convmesh.graph.saved import VIEWS
-from convmesh.plan.placement import Change
-from convmesh.plan.resolved import ResolvedPlan
+from convmesh.plan.resolved import Resolved, ResolvedPlan
 
+_NEW = ("gather", "slice", "permute", "to_channels", "to_samples")
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -56,7 +56,9 @@ class RankStorages:
 
     def local(self, node: Node) -> Node:
         """The operator with this rank's channels."""
-        whole, own = node.shape, self._made_shape(node)
+        whole, own = node.shape, self._resolved.made_shape(node, 0, self._position)
+        if own == whole:
+            return node
         attributes: dict[str, Any] = dict(node.attributes)
         if node.kind == "group_norm":
             attributes["groups"] = int(attributes["groups"]) * own[1] // whole[1]
@@ -64,9 +66,9 @@ class RankStorages:
 
     def taken(self, node: Node, edge: Edge) -> Hashable:
         """The tensor that others gave, or what a change at the operator's border made of it."""
-        entry = self._resolved.operators[node.name]
-        new = entry.before.kind in {"gather", "slice", "permute"} or (
-            entry.before.kind == "gather_sum" and entry.keep_input
+        new = any(
+            entry.before.kind in _NEW or (entry.before.kind in ("gather_sum", "gather_samples") and entry.keep_input)
+            for entry in self._entries(node)
         )
         if new and edge == node.inputs[0]:
             return "taken", node.name, 0
@@ -77,14 +79,15 @@ class RankStorages:
 
     def made(self, node: Node) -> Hashable:
         """The result before it is changed at the border."""
-        changed = self._resolved.operators[node.name].after.kind not in {"none", "copy"}
+        changed = any(entry.after.kind not in {"none", "copy"} for entry in self._entries(node))
         return ("made", node.name, 0) if changed else self.given(Edge(node.name))
 
     def given(self, edge: Edge) -> tuple[str, str, int]:
         """The result as others take it; a view is what it views."""
         node = self._graph.node(edge.node)
-        entry = self._resolved.operators[node.name]
-        if node.kind in VIEWS and {entry.before.kind, entry.after.kind} <= {"none", "copy"}:
+        if node.kind in VIEWS and all(
+            change.kind in {"none", "copy"} for entry in self._entries(node) for change in (entry.before, entry.after)
+        ):
             return self.given(node.inputs[0])
         return "given", edge.node, edge.output
 
@@ -101,22 +104,15 @@ class RankStorages:
         if place == "given":
             shape = self._local_shape(name, output)
         elif place == "made":
-            shape = self._made_shape(node)
+            shape = self._resolved.made_shape(node, 0, self._position)
         else:
-            source = self._graph.shape(node.inputs[0])
-            shape = self._changed(source, self._resolved.operators[name].before)
+            shape = self._resolved.taken_shape(node, 0, self._position)
         return math.prod(shape) * node.element_bytes
 
     def _local_shape(self, name: str, output: int) -> tuple[int, ...]:
-        return self._resolved.local_shape(Edge(name, output), self._position)
+        return self._resolved.rank_shape(Edge(name, output), self._position)
 
-    def _made_shape(self, node: Node) -> tuple[int, ...]:
-        change = self._resolved.operators[node.name].after
-        if change.kind == "none":
-            return self._resolved.local_shape(Edge(node.name), self._position)
-        channels = len(change.source[self._position]) if change.source else node.shape[1]
-        return (node.shape[0], channels, *node.shape[2:])
-
-    def _changed(self, shape: tuple[int, ...], change: Change) -> tuple[int, ...]:
-        channels = len(change.target[self._position]) if change.target else shape[1]
-        return (shape[0], channels, *shape[2:])
+    def _entries(self, node: Node) -> tuple[Resolved, ...]:
+        """What becomes of an operator on the channel axis, and on the data axis if something is split there."""
+        own, region = self._resolved.operators[node.name], self._resolved.region
+        return (own,) if region is None else (own, region.operators[node.name])

@@ -53,7 +53,7 @@ from convmesh.plan.along import STATISTIC_BYTES, exchanges, num_rows
 from convmesh.plan.buckets import fill_buckets
 from convmesh.plan.placement import Change
 from convmesh.plan.plan import DATA
-from convmesh.plan.repetition import repetition
+from convmesh.plan.repetition import Repetition, repetition
 from convmesh.plan.resolved import Resolved, ResolvedPlan
 from convmesh.plan.weighted import WEIGHTED
 
@@ -72,6 +72,10 @@ class SamplesTold:
 
     count_bytes: int = 8
     mask_bytes: int = 1
+
+
+SAMPLES_TOLD = {"torch": SamplesTold(), "mindspore": SamplesTold(count_bytes=0, mask_bytes=4)}
+"""By engine. MindSpore's graphs know numbers of samples, and masks of dropout travel in float32."""
 
 
 @dataclass(frozen=True)
@@ -123,14 +127,21 @@ def channel_collectives(
 
 
 def operator_collectives(
-    resolved: ResolvedPlan, nodes: Iterable[Node] | None = None, *, position: int = 0
+    resolved: ResolvedPlan,
+    nodes: Iterable[Node] | None = None,
+    *,
+    position: int = 0,
+    again: Repetition | None = None,
+    samples: SamplesTold = SamplesTold(),
 ) -> dict[str, tuple[tuple[str, int], ...]]:
-    """What single operators communicate over the channel axis per micro-batch.
+    """What single operators communicate per micro-batch over the axis that a resolved plan tells of.
 
     Args:
         resolved: The plan; only the entries of these operators and of those that make their inputs are looked at.
         nodes: The operators; all of them if left out.
-        position: Of the rank on the channel axis.
+        position: Of the rank on the axis.
+        again: Which of their changes happen once more; default what the plan's recomputed blocks say.
+        samples: What is sent besides, where samples are exchanged for channels.
 
     Returns:
         Operator to kind and bytes of each of its collectives, forward and backward.
@@ -138,7 +149,7 @@ def operator_collectives(
     wanted = tuple(resolved.graph if nodes is None else nodes)
     if resolved.num_ranks == 1:
         return {node.name: () for node in wanted}
-    closed = _ClosedForm(resolved, position, None, False, SamplesTold())
+    closed = _ClosedForm(resolved, position, None, False, samples, again)
     return {node.name: tuple(closed.of(node)) for node in wanted}
 
 
@@ -266,6 +277,7 @@ class _ClosedForm:
         element_bytes: int | None,
         input_takes_gradient: bool,
         samples: SamplesTold,
+        again: Repetition | None = None,
     ) -> None:
         self._resolved = resolved
         self._graph = resolved.graph
@@ -277,7 +289,7 @@ class _ClosedForm:
         self._flowing = self._graph.needs_gradient
         if input_takes_gradient:
             self._flowing = frozenset(node.name for node in self._graph)
-        self._again = repetition(resolved)
+        self._again = repetition(resolved) if again is None else again
 
     def of(self, node: Node) -> Iterator[tuple[str, int]]:
         """Kind and bytes of each collective of an operator, per micro-batch."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from convmesh.graph import repeated
+from convmesh.graph.recomputation import Repeated
 from convmesh.plan.resolved import ResolvedPlan
 
 
@@ -50,14 +52,31 @@ def repetition(resolved: ResolvedPlan) -> Repetition:
     after: set[str] = set()
     along: set[str] = set()
     for block in resolved.recomputed:
-        again = repeated(resolved.graph, block)
-        after |= again.used
-        along |= again.run
-        for name in block.nodes:
-            entry = resolved.operators[name]
-            # A gathered input that is not kept is needed by what runs again alone, any other by what keeps it too.
-            forgets = entry.before.kind == "gather_sum" and not entry.keep_input
-            if name in (again.run if forgets else again.taking):
-                before.add(name)
+        found = repetition_in(resolved, block.nodes, repeated(resolved.graph, block))
+        before |= found.before
+        after |= found.after
+        along |= found.along
     inside = frozenset(name for block in resolved.recomputed for name in block.nodes)
     return Repetition(frozenset(before), frozenset(after), inside, frozenset(along))
+
+
+def repetition_in(resolved: ResolvedPlan, names: Iterable[str], again: Repeated) -> Repetition:
+    """What happens again of some operators of one block.
+
+    Args:
+        resolved: The plan; only the entries of these operators are looked at.
+        names: The operators.
+        again: What happens again in their block.
+
+    Returns:
+        Those of them whose changes are needed again; and what of the block makes or runs again.
+    """
+    inside = frozenset(names)
+    before = set()
+    for name in inside:
+        entry = resolved.operators[name]
+        # A gathered input that is not kept is needed by what runs again alone, any other by what keeps it too.
+        forgets = entry.before.kind == "gather_sum" and not entry.keep_input
+        if name in (again.run if forgets else again.taking):
+            before.add(name)
+    return Repetition(frozenset(before), again.used, inside, again.run)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from convmesh.graph import Block, Edge, Graph
+from convmesh.graph import Block, Edge, Graph, Node
 from convmesh.graph.graph import BUFFERS
 from convmesh.plan.partitions import Lists
 from convmesh.plan.placement import Change, ParameterShard, Placement, Shard
@@ -77,6 +77,8 @@ class ResolvedPlan:
         recomputed: Blocks that the backward computes again, in the order of the graph.
         axis: The axis that this tells of.
         region: What is split by channels along the data axis, and where; None if nothing is.
+        data_position: Of the rank of the data axis whose shapes ``rank_shape`` and the like tell; 0 unless parts of the
+            region are unequal.
     """
 
     graph: Graph
@@ -85,6 +87,7 @@ class ResolvedPlan:
     recomputed: tuple[Block, ...] = ()
     axis: str = CHANNEL
     region: ResolvedPlan | None = None
+    data_position: int = 0
 
     @property
     def num_ranks(self) -> int:
@@ -149,3 +152,70 @@ class ResolvedPlan:
             num_samples = shape[0] * (self.num_ranks if self.axis == DATA else 1)
             return (num_samples, len(placement.lists[position]), *shape[2:])
         return shape
+
+    def rank_shape(self, edge: Edge, position: int) -> tuple[int, ...]:
+        """The shape of a rank's part of a tensor, on both axes.
+
+        Args:
+            edge: The tensor.
+            position: Of the rank on the channel axis.
+
+        Returns:
+            The shape; of what is split by channels along the data axis, that of own channels of all samples.
+        """
+        if self.region is not None and isinstance(self.region.placement(edge), Shard):
+            return self.region.local_shape(edge, self.data_position)
+        return self.local_shape(edge, position)
+
+    def taken_shape(self, node: Node, place: int, position: int) -> tuple[int, ...]:
+        """The shape of an operator's input as a rank computes with it, after the changes at its border.
+
+        Args:
+            node: The operator.
+            place: Which of its inputs.
+            position: Of the rank on the channel axis.
+
+        Returns:
+            The shape.
+        """
+        edge = node.inputs[place]
+        if place == 0 and self.region is not None:
+            change = self.region.operators[node.name].before
+            if change.kind != "none":
+                return self._exchanged(edge, change.target, change.kind == "to_samples")
+        change = self.operators[node.name].before if place == 0 else Change()
+        if change.kind == "none":
+            return self.rank_shape(edge, position)
+        return _with_channels(self.graph.shape(edge), change.target, position)
+
+    def made_shape(self, node: Node, place: int, position: int) -> tuple[int, ...]:
+        """The shape of an operator's output as a rank computes it, before the changes at its border.
+
+        Args:
+            node: The operator.
+            place: Which of its outputs.
+            position: Of the rank on the channel axis.
+
+        Returns:
+            The shape.
+        """
+        edge = Edge(node.name, place)
+        if place == 0 and self.region is not None:
+            change = self.region.operators[node.name].after
+            if change.kind != "none":
+                return self._exchanged(edge, change.source, change.kind == "to_channels")
+        change = self.operators[node.name].after if place == 0 else Change()
+        if change.kind == "none":
+            return self.rank_shape(edge, position)
+        return _with_channels(self.graph.shape(edge), change.source, position)
+
+    def _exchanged(self, edge: Edge, lists: Sequence[Sequence[int]], own_samples: bool) -> tuple[int, ...]:
+        """All channels of own samples, or own or all channels of the samples of all ranks of the data axis."""
+        shape = self.graph.shape(edge)
+        if own_samples:
+            return shape
+        return _with_channels((shape[0] * self.plan.mesh.size(DATA), *shape[1:]), lists, self.data_position)
+
+
+def _with_channels(shape: tuple[int, ...], lists: Sequence[Sequence[int]], position: int) -> tuple[int, ...]:
+    return (shape[0], len(lists[position]), *shape[2:]) if lists else shape

@@ -12,8 +12,13 @@ import math
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
+
 from convmesh.planner.cluster import WEIGHTED_CLASSES, Cluster, Curve, Direction, OperatorClass
 from convmesh.planner.cluster_file import size_name
+
+Floats = npt.NDArray[np.float64]
 
 FALLBACKS: Mapping[OperatorClass, tuple[OperatorClass, ...]] = {
     "convolution": ("dense",),
@@ -61,6 +66,16 @@ class Interpolation:
             return math.exp(self._seconds[-1] + place - self._sizes[-1])
         index = bisect.bisect_right(self._sizes, place) - 1
         return math.exp(self._seconds[index] + self._slope(index) * (place - self._sizes[index]))
+
+    def many(self, sizes: Floats) -> Floats:
+        """Seconds of many sizes at once, but for rounding the same."""
+        found = np.zeros(len(sizes))
+        some = sizes > 0
+        place = np.log(sizes[some])
+        below = self._first_slope * np.minimum(place - self._sizes[0], 0.0)
+        above = np.maximum(place - self._sizes[-1], 0.0)
+        found[some] = np.exp(np.interp(place, self._sizes, self._seconds) + below + above)
+        return found
 
     def _slope(self, index: int) -> float:
         rise = self._seconds[index + 1] - self._seconds[index]
@@ -129,6 +144,30 @@ class Curves:
         moving = self.find("copy", dtype, "forward")
         least = self._on(moving).seconds(num_bytes) if moving is not None else 0.0
         return max(self._on(curve).seconds(flops), least)
+
+    def many(
+        self, operator: OperatorClass, dtype: str, direction: Direction, *, flops: Floats, num_bytes: Floats
+    ) -> Floats:
+        """Seconds of many pieces of work of one class at once, but for rounding as ``seconds`` gives them.
+
+        Args:
+            operator: Their class.
+            dtype: Type in which they compute.
+            direction: Forward or backward.
+            flops: Of each piece.
+            num_bytes: Of each piece.
+
+        Returns:
+            The seconds of each.
+        """
+        curve = self.find(operator, dtype, direction)
+        if curve is None:
+            return self.many("copy", dtype, "forward", flops=flops, num_bytes=num_bytes)
+        if curve.operator not in WEIGHTED_CLASSES:
+            return self._on(curve).many(num_bytes)
+        moving = self.find("copy", dtype, "forward")
+        seconds = self._on(curve).many(flops)
+        return seconds if moving is None else np.maximum(seconds, self._on(moving).many(num_bytes))
 
     def _on(self, curve: Curve) -> Interpolation:
         key = f"{curve.operator} {curve.dtype} {curve.direction}"

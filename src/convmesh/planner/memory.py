@@ -24,18 +24,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from convmesh.graph import Activations, Edge, Node
-from convmesh.graph.graph import BUFFERS, DTYPE_BYTES
+from convmesh.graph.graph import DTYPE_BYTES
 from convmesh.plan import ResolvedPlan
 from convmesh.plan.weighted import WEIGHTED
 from convmesh.planner.cluster import Cluster
-from convmesh.planner.messages import LocalParameters, slice_bytes, sums_in_shared_memory
+from convmesh.planner.messages import LocalParameters, sums_in_shared_memory, updated_bytes
 from convmesh.planner.prediction import Candidate, MemoryUse
 from convmesh.planner.signature import FREE, Signature
 
 # Copies of the whole tensor that a change needs at the operator's border, beside its input and its result.
-_BEFORE_FORWARD = {"gather_sum": 2, "gather": 2, "permute": 2, "slice": 0, "copy": 0}
-_BEFORE_BACKWARD = {"gather_sum": 2, "gather": 0, "permute": 2, "slice": 2, "copy": 1}
-_AFTER = {"reduce_scatter": 2, "all_reduce": 1, "gather": 1, "permute": 2, "slice": 0}
+_EXCHANGES = {"to_channels": 2, "to_samples": 2}
+_BEFORE_FORWARD = {
+    "gather_sum": 2, "gather": 2, "permute": 2, "slice": 0, "copy": 0, "gather_samples": 2, **_EXCHANGES
+}  # fmt: skip
+_BEFORE_BACKWARD = {
+    "gather_sum": 2, "gather": 0, "permute": 2, "slice": 2, "copy": 1, "gather_samples": 2, **_EXCHANGES
+}  # fmt: skip
+_AFTER = {
+    "reduce_scatter": 2, "all_reduce": 1, "gather": 1, "permute": 2, "slice": 0, "scatter_samples": 2, **_EXCHANGES
+}  # fmt: skip
 
 SLOTS_BYTES = 2 * 2**21
 """Of one rank in the memory through which channels are exchanged: `convmesh.engines.shared_exchange`."""
@@ -145,7 +152,7 @@ class _Holding:
     def optimizer(self) -> int:
         candidate, own = self._candidate, self._own
         shards = candidate.num_shards if candidate.optimizer_sharding else 1
-        state = candidate.training.num_slots * slice_bytes(own, shards)
+        state = candidate.training.num_slots * updated_bytes(own, shards)
         averages = own.trainable_bytes + own.buffer_bytes if candidate.training.averages_weights else 0
         return state + averages
 
@@ -235,7 +242,7 @@ class _Walk:
         signature = self._signatures[node.name]
         if signature is None or node.kind in FREE:
             return 0
-        made, taken = self._made(signature), self._taken(signature)
+        made, taken = signature.made_bytes, signature.taken_bytes
         # In a block that is recomputed nobody keeps anything; elsewhere an activation keeps what it makes, and what
         # others take is kept but for sums.
         if node.name in self._block_of or node.kind in ("add", "multiply", "concat"):
@@ -251,7 +258,7 @@ class _Walk:
             return {}
         found = {}
         for edge, size, wanted, shape in zip(
-            node.inputs, self._taken(signature), signature.gradients, signature.input_shapes, strict=True
+            node.inputs, signature.taken_bytes, signature.gradients, signature.input_shapes, strict=True
         ):
             if wanted:
                 hands_on = node.kind in FREE or (node.kind == "add" and shape == signature.output_shapes[0])
@@ -259,37 +266,32 @@ class _Walk:
         return found
 
     def _changes(self, node: Node, *, backward: bool) -> int:
-        signature, entry = self._signatures[node.name], self._resolved.operators[node.name]
-        if signature is None or (entry.before.kind == "none" and entry.after.kind == "none"):
+        signature, region = self._signatures[node.name], self._resolved.region
+        if signature is None:
             return 0
-        before = 0
-        if entry.before.kind != "none":
-            table = _BEFORE_BACKWARD if backward else _BEFORE_FORWARD
-            before = table[entry.before.kind] * self._taken(signature)[0]
-        after = _AFTER.get(entry.after.kind, 0) * self._made(signature)
-        return max(before, after)
+        entries = [self._resolved.operators[node.name]]
+        entries += [region.operators[node.name]] if region is not None else []
+        table = _BEFORE_BACKWARD if backward else _BEFORE_FORWARD
+        return max(
+            max(
+                table[entry.before.kind] * signature.taken_bytes[0] if entry.before.kind != "none" else 0,
+                _AFTER.get(entry.after.kind, 0) * signature.made_bytes,
+            )
+            for entry in entries
+        )
 
     def _workspace(self, node: Node) -> int:
         signature = self._signatures[node.name]
         if signature is None or node.kind not in WEIGHTED or not self._share:
             return 0
-        weights = sum(entry.num_elements for entry in signature.parameters if entry.role not in BUFFERS)
-        size = DTYPE_BYTES[signature.dtype]
-        return int(self._share * (self._made(signature) + sum(self._taken(signature)) + size * weights))
+        tensors = signature.made_bytes + sum(signature.taken_bytes) + signature.weight_bytes
+        return int(self._share * tensors)
 
     def _bytes_of(self, edge: Edge) -> int:
         signature = self._signatures[edge.node]
         if signature is None:
             return 0
         return math.prod(signature.output_shapes[edge.output]) * DTYPE_BYTES[signature.dtype]
-
-    @staticmethod
-    def _made(signature: Signature) -> int:
-        return sum(map(math.prod, signature.output_shapes)) * DTYPE_BYTES[signature.dtype]
-
-    @staticmethod
-    def _taken(signature: Signature) -> list[int]:
-        return [math.prod(shape) * DTYPE_BYTES[signature.dtype] for shape in signature.input_shapes]
 
 
 class _Flowing:
@@ -300,13 +302,14 @@ class _Flowing:
         self._sizes: dict[int, int] = {}
         self._users: dict[int, int] = {}
         self._next = 0
+        self._total = 0
         for edge, size in outputs:
             self._put(edge, size)
 
     def through(self, node: Node, made: Mapping[Edge, int]) -> int:
         """Bytes while an operator makes the gradients of its inputs from that of its output."""
         own = self._memories.get(Edge(node.name))
-        before = sum(self._sizes.values())
+        before = self._total
         for edge, size in made.items():
             if size:
                 self._drop(edge)
@@ -325,6 +328,7 @@ class _Flowing:
         self._next += 1
         self._memories[edge] = self._next
         self._sizes[self._next] = size
+        self._total += size
         self._users[self._next] = 1
 
     def _drop(self, edge: Edge) -> None:
@@ -333,4 +337,5 @@ class _Flowing:
             return
         self._users[memory] -= 1
         if not self._users[memory]:
-            del self._sizes[memory], self._users[memory]
+            self._total -= self._sizes.pop(memory)
+            del self._users[memory]

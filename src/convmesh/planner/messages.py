@@ -16,6 +16,7 @@ from convmesh.graph.graph import BUFFERS, DTYPE_BYTES
 from convmesh.plan import CHANNEL
 from convmesh.plan.buckets import fill_buckets, pack_buckets
 from convmesh.plan.collectives import NORM_BYTES
+from convmesh.plan.plan import DATA
 from convmesh.planner.cluster import Cluster, Way
 from convmesh.planner.prediction import Candidate
 
@@ -50,17 +51,29 @@ class LocalParameters:
         frozen_bytes: Of the other parameters.
         buffer_bytes: Of the buffers.
         element_bytes: Of one element.
+        exchanged: Names of those that are split along the data axis, over which their gradients are not summed.
     """
 
     trainable: tuple[tuple[str, int], ...]
     frozen_bytes: int
     buffer_bytes: int
     element_bytes: int = 4
+    exchanged: frozenset[str] = frozenset()
 
     @property
     def trainable_bytes(self) -> int:
         """Of all trainable parameters together; their gradients have as many."""
         return sum(size for _, size in self.trainable)
+
+    @property
+    def reduced(self) -> tuple[tuple[str, int], ...]:
+        """Those whose gradients are summed over the data axis, in order."""
+        return tuple(entry for entry in self.trainable if entry[0] not in self.exchanged)
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Of these together."""
+        return sum(size for _, size in self.reduced)
 
 
 def local_parameters(candidate: Candidate, *, position: int = 0) -> LocalParameters:
@@ -73,13 +86,16 @@ def local_parameters(candidate: Candidate, *, position: int = 0) -> LocalParamet
     Returns:
         Their bytes; parameters keep the type of the traced network, whatever convolutions compute in.
     """
-    resolved = candidate.resolved
-    shards, width = resolved.parameters, _width(candidate)
+    resolved, width = candidate.resolved, _width(candidate)
+    exchanged = {} if resolved.region is None else resolved.region.parameters
+    places = {name: (shard, position) for name, shard in resolved.parameters.items()}
+    places |= {name: (shard, resolved.data_position) for name, shard in exchanged.items()}
 
     def num_bytes(entry: Parameter) -> int:
-        shard = shards.get(entry.name)
-        whole = entry.num_elements * width
-        return whole if shard is None else whole * len(shard.lists[position]) // entry.shape[shard.dim]
+        if entry.name not in places:
+            return entry.num_elements * width
+        shard, place = places[entry.name]
+        return shard.num_elements(entry.shape, position=place) * width
 
     trained = [entry for entry in resolved.graph.parameters if entry.role not in BUFFERS and entry.trainable]
     frozen = [entry for entry in resolved.graph.parameters if entry.role not in BUFFERS and not entry.trainable]
@@ -89,6 +105,7 @@ def local_parameters(candidate: Candidate, *, position: int = 0) -> LocalParamet
         frozen_bytes=sum(map(num_bytes, frozen)),
         buffer_bytes=sum(map(num_bytes, buffers)),
         element_bytes=width,
+        exchanged=frozenset(exchanged),
     )
 
 
@@ -109,6 +126,8 @@ def update_messages(candidate: Candidate, cluster: Cluster, own: LocalParameters
         found += build(candidate, cluster, own)
     if candidate.resolved.num_ranks > 1:
         found += _channel_messages(candidate, cluster, own)
+    if candidate.resolved.region is not None:
+        found.append(_norm_message(candidate, DATA))
     return tuple(found)
 
 
@@ -125,13 +144,18 @@ def sums_in_shared_memory(candidate: Candidate, cluster: Cluster) -> bool:
 
 
 def slice_bytes(own: LocalParameters, num_shards: int) -> int:
-    """Bytes of one rank's even part of all trainable parameters."""
-    num_elements = own.trainable_bytes // own.element_bytes
+    """Bytes of one rank's even part of all trainable parameters that the ranks of the data axis have alike."""
+    num_elements = own.reduced_bytes // own.element_bytes
     return math.ceil(num_elements / num_shards) * own.element_bytes
 
 
+def updated_bytes(own: LocalParameters, num_shards: int) -> int:
+    """Bytes of the parameters that a rank updates: its even part, and what it alone has of the data axis."""
+    return slice_bytes(own, num_shards) + own.trainable_bytes - own.reduced_bytes
+
+
 def _torch_messages(candidate: Candidate, cluster: Cluster, own: LocalParameters) -> Iterator[Message]:
-    sizes = [size for _, size in own.trainable]
+    sizes = [size for _, size in own.reduced]
     buckets = fill_buckets(sizes, candidate.bucket_bytes)
     share = DTYPE_BYTES[candidate.training.reduction_dtype] / own.element_bytes
     yield from _buckets(own, buckets, share if own.element_bytes == 4 else 1.0)
@@ -151,7 +175,7 @@ def _mindspore_messages(candidate: Candidate, cluster: Cluster, own: LocalParame
     shared = sums_in_shared_memory(candidate, cluster)
     way: Way = "shared_memory" if shared else "collective"
     width = DTYPE_BYTES[candidate.training.reduction_dtype]
-    sizes = [size * width // 4 for _, size in own.trainable]
+    sizes = [size * width // 4 for _, size in own.reduced]
     buckets = (0,) * len(sizes) if shared else pack_buckets(sizes, candidate.bucket_bytes)
     yield from _buckets(own, buckets, width / 4, way=way)
     if candidate.optimizer_sharding:
@@ -167,7 +191,7 @@ def _buckets(
 ) -> Iterator[Message]:
     members = [
         [entry for entry, _ in group]
-        for _, group in itertools.groupby(zip(own.trainable, buckets, strict=True), key=lambda pair: pair[1])
+        for _, group in itertools.groupby(zip(own.reduced, buckets, strict=True), key=lambda pair: pair[1])
     ]
     for group in reversed(members):
         yield Message(
@@ -186,8 +210,13 @@ def _channel_messages(candidate: Candidate, cluster: Cluster, own: LocalParamete
     if resolved.num_whole_trainable and resolved.replicas_may_differ(deterministic=deterministic):
         num_bytes = own.element_bytes * resolved.num_whole_trainable
         yield Message(axis=CHANNEL, kind="broadcast", num_bytes=num_bytes, purpose="gradients")
-    norm = NORM_BYTES if candidate.training.engine == "torch" else NORM_BYTES // 2
-    yield Message(axis=CHANNEL, kind="all-reduce", num_bytes=norm, purpose="norm")
+    yield _norm_message(candidate, CHANNEL)
+
+
+def _norm_message(candidate: Candidate, axis: str) -> Message:
+    """By which the ranks of an axis agree on overflow and the gradient's norm."""
+    num_bytes = NORM_BYTES if candidate.training.engine == "torch" else NORM_BYTES // 2
+    return Message(axis=axis, kind="all-reduce", num_bytes=num_bytes, purpose="norm")
 
 
 def _width(candidate: Candidate) -> int:

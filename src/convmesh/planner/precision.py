@@ -42,6 +42,8 @@ def with_precision(graph: Graph, training: Training, *, device_kind: str) -> Gra
     dtypes: dict[str, str] = {}
     for node in graph:
         dtypes[node.name] = _dtype(node, training, device_kind, dtypes)
+    if all(node.dtype == dtypes[node.name] for node in graph):
+        return graph
     nodes = tuple(dataclasses.replace(node, dtype=dtypes[node.name]) for node in graph)
     return Graph(nodes, outputs=graph.outputs)
 

@@ -4,47 +4,46 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from convmesh.errors import ConfigError
 from convmesh.graph import Activations, repeated
 from convmesh.graph.resize import with_samples
 from convmesh.plan import CHANNEL, ResolvedPlan
-from convmesh.plan.activations import rank_activations
 from convmesh.plan.placement import Shard
-from convmesh.plan.plan import DATA
 from convmesh.planner.cluster import Cluster
 from convmesh.planner.memory import memory_use
-from convmesh.planner.messages import LocalParameters, local_parameters, slice_bytes, update_messages
+from convmesh.planner.messages import LocalParameters, local_parameters, update_messages, updated_bytes
 from convmesh.planner.precision import with_precision
 from convmesh.planner.prediction import Candidate, MemoryUse, OperatorCost, Prediction, Seconds
+from convmesh.planner.recomputing import engine_activations
 from convmesh.planner.seconds import CostModel, gradient_passes, reduction_seconds
 
+OperatorCosts = Callable[[ResolvedPlan, int], tuple[OperatorCost, ...]]
+"""From a plan and the position of a rank to what each operator costs it, as `CostModel.operators` tells."""
 
-def predict(candidate: Candidate, cluster: Cluster | CostModel) -> Prediction:
+
+def predict(
+    candidate: Candidate, cluster: Cluster | CostModel, *, operators: OperatorCosts | None = None
+) -> Prediction:
     """What a plan costs per update, in seconds and in memory.
 
     Args:
         candidate: The plan; its graph may have any number of samples.
         cluster: The devices; a cost model of them saves time where many plans are judged.
+        operators: What operators cost, where it is known already; default asks the cost model.
 
     Returns:
         The prediction: seconds of the slowest rank, memory of the one that needs most.
 
     Raises:
-        ConfigError: If the cluster says nothing of links that the plan needs, or the plan splits channels along data.
+        ConfigError: If the cluster says nothing of links that the plan needs.
         ModelError: If the network can't be told for the plan's micro-batch.
     """
-    if candidate.resolved.region is not None:
-        raise ConfigError(
-            "the seconds and memory of a plan that splits channels along the axis 'data' can't be foretold",
-            got=", ".join(entry.pattern for entry in candidate.resolved.plan.entries if DATA in entry.axes),
-            fix="Measure it: convmesh verify compares its memory, convmesh train its seconds",
-        )
     model = cluster if isinstance(cluster, CostModel) else CostModel(cluster)
     local = at_micro_batch(candidate, model.cluster)
-    ranks = [_Rank.of(local, model, position) for position in positions(local.resolved)]
+    ask = operators or (lambda resolved, position: model.operators(resolved, position=position))
+    ranks = [_Rank.of(local, model, position, ask(local.resolved, position)) for position in positions(local.resolved)]
     slowest = max(ranks, key=lambda rank: rank.seconds.total)
     return Prediction(
         candidate=candidate,
@@ -72,15 +71,30 @@ def at_micro_batch(candidate: Candidate, cluster: Cluster) -> Candidate:
     graph = with_precision(graph, candidate.training, device_kind=cluster.device.kind)
     if graph is candidate.resolved.graph:
         return candidate
-    return dataclasses.replace(candidate, resolved=dataclasses.replace(candidate.resolved, graph=graph))
+    region = candidate.resolved.region
+    region = region and dataclasses.replace(region, graph=graph)
+    return dataclasses.replace(candidate, resolved=dataclasses.replace(candidate.resolved, graph=graph, region=region))
 
 
 def positions(resolved: ResolvedPlan) -> tuple[int, ...]:
     """The ranks of the channel axis that differ in what they do: the first alone, if all hold equally much."""
+    return (0,) if _is_alike(resolved) else tuple(range(resolved.num_ranks))
+
+
+def _is_alike(resolved: ResolvedPlan) -> bool:
     placements = [entry.output for entry in resolved.operators.values()]
     sizes = [{len(own) for own in place.lists} for place in placements if isinstance(place, Shard)]
-    even = resolved.is_even and all(len(found) == 1 for found in sizes)
-    return (0,) if even else tuple(range(resolved.num_ranks))
+    return resolved.is_even and all(len(found) == 1 for found in sizes)
+
+
+def _seen(candidate: Candidate) -> Iterator[Candidate]:
+    """The plan as each rank of the data axis has it, where parts of what is split along it are unequal."""
+    resolved = candidate.resolved
+    if resolved.region is None or _is_alike(resolved.region):
+        yield candidate
+        return
+    for position in range(resolved.region.num_ranks):
+        yield dataclasses.replace(candidate, resolved=dataclasses.replace(resolved, data_position=position))
 
 
 @dataclass(frozen=True)
@@ -92,24 +106,26 @@ class _Rank:
     operators: tuple[OperatorCost, ...]
 
     @classmethod
-    def of(cls, candidate: Candidate, model: CostModel, position: int) -> _Rank:
+    def of(cls, candidate: Candidate, model: CostModel, position: int, costs: tuple[OperatorCost, ...]) -> _Rank:
         resolved = candidate.resolved
-        activations = rank_activations(resolved, position=position)
+        activations = engine_activations(resolved, candidate.training, model.cluster, position=position)
         own = local_parameters(candidate, position=position)
-        operators = _operators(resolved, model, position, activations)
+        operators = _operators(resolved, costs, activations)
         signatures = {cost.node: cost.signature for cost in operators}
         memory = memory_use(candidate, model.cluster, own=own, signatures=signatures, activations=activations)
         return cls(_seconds(candidate, model, own, operators), memory, operators)
 
 
 def _operators(
-    resolved: ResolvedPlan, model: CostModel, position: int, activations: Activations
+    resolved: ResolvedPlan, costs: tuple[OperatorCost, ...], activations: Activations
 ) -> tuple[OperatorCost, ...]:
     again = frozenset[str]().union(*(repeated(resolved.graph, block).run for block in resolved.recomputed))
-    return tuple(
-        dataclasses.replace(cost, recomputed=cost.node in again, kept_bytes=activations.kept[cost.node])
-        for cost in model.operators(resolved, position=position)
-    )
+    found = []
+    for cost in costs:
+        recomputed, kept_bytes = cost.node in again, activations.kept[cost.node]
+        same = cost.recomputed == recomputed and cost.kept_bytes == kept_bytes
+        found.append(cost if same else dataclasses.replace(cost, recomputed=recomputed, kept_bytes=kept_bytes))
+    return tuple(found)
 
 
 def _seconds(
@@ -124,6 +140,7 @@ def _seconds(
     backward = {entry.node: entry.backward_seconds + again[entry.node] for entry in operators}
     reduction = reduction_seconds(model, candidate, messages, backward=backward, made_by=made_by)
     activations = times * sum(entry.communication_seconds for entry in operators)
+    exchanges = times * sum(entry.exchange_seconds for entry in operators)
     norm = sum(model.message_seconds(resolved, message) for message in messages if message.axis == CHANNEL)
     shards = candidate.num_shards if candidate.optimizer_sharding else 1
     found = Seconds(
@@ -131,9 +148,9 @@ def _seconds(
         backward=times * sum(entry.backward_seconds for entry in operators)
         + model.moving(gradient_passes(candidate, own)),
         recomputation=times * sum(again.values()),
-        exposed=_by_axis(candidate, data=reduction.exposed, channel=activations + norm),
+        exposed=_by_axis(candidate, data=reduction.exposed + exchanges, channel=activations + norm),
         optimizer=model.optimizer_seconds(
-            candidate.training, updated_bytes=slice_bytes(own, shards), gradient_bytes=own.trainable_bytes
+            candidate.training, updated_bytes=updated_bytes(own, shards), gradient_bytes=own.trainable_bytes
         ),
         overhead=cluster.update_seconds + times * cluster.micro_batch_seconds,
         hidden=_by_axis(candidate, data=reduction.hidden, channel=0.0),

@@ -119,7 +119,8 @@ class OperatorCost:
         signature: What it computes; None for inputs and parameters.
         forward_seconds: Of its forward.
         backward_seconds: Of its backward.
-        communication_seconds: Of the changes of placement at its border, forward and backward.
+        communication_seconds: Of the changes of placement at its border, forward and backward, over the channel axis.
+        exchange_seconds: The same over the data axis, where ranks exchange samples for channels.
         origin: Where its seconds come from.
         recomputed: Whether its forward runs again before the backward.
         kept_bytes: What it adds to what is kept from the forward to the backward.
@@ -131,6 +132,7 @@ class OperatorCost:
     backward_seconds: float
     communication_seconds: float
     origin: Origin
+    exchange_seconds: float = 0.0
     recomputed: bool = False
     kept_bytes: int = 0
 
@@ -138,7 +140,8 @@ class OperatorCost:
     def seconds(self) -> float:
         """All of it together."""
         again = self.forward_seconds if self.recomputed else 0.0
-        return self.forward_seconds + self.backward_seconds + again + self.communication_seconds
+        talking = self.communication_seconds + self.exchange_seconds
+        return self.forward_seconds + self.backward_seconds + again + talking
 
 
 @dataclass(frozen=True, kw_only=True)

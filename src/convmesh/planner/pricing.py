@@ -11,21 +11,28 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from convmesh.graph import Graph, blocks
 from convmesh.graph.resize import with_samples
 from convmesh.mesh import Mesh
 from convmesh.plan import CHANNEL, Entry, Execution, Plan, ResolvedPlan
 from convmesh.planner.assignment import Assignment
+from convmesh.planner.bills import WayCosts
 from convmesh.planner.candidates import Outline
-from convmesh.planner.links import GroupShape
+from convmesh.planner.curves import Floats
+from convmesh.planner.links import GroupShape, group_shape
 from convmesh.planner.memory import lasting_bytes
-from convmesh.planner.messages import LocalParameters, local_parameters, slice_bytes, update_messages
+from convmesh.planner.messages import LocalParameters, local_parameters, update_messages, updated_bytes
 from convmesh.planner.precision import with_precision
-from convmesh.planner.prediction import Candidate, Training
+from convmesh.planner.predict import OperatorCosts
+from convmesh.planner.prediction import Candidate, OperatorCost, Training
+from convmesh.planner.recomputing import saves_nothing
 from convmesh.planner.seconds import CostModel, gradient_passes
-from convmesh.planner.tables import Floats, Tables, WayCosts
+from convmesh.planner.tables import Tables
 from convmesh.planner.ways import Way, entries_of
 
 
@@ -77,6 +84,7 @@ class Pricer:
         self._graphs: dict[int, Graph] = {}
         self._costs: dict[tuple[int, int, GroupShape, bool], WayCosts] = {}
         self._priced: dict[tuple[object, ...], Priced] = {}
+        self._known_costs: dict[tuple[int, int, GroupShape], dict[tuple[int, int, bool], OperatorCost]] = {}
 
     def for_batch(self, global_batch: int) -> Pricer:
         """The same for another global batch, sharing all that was found."""
@@ -96,10 +104,17 @@ class Pricer:
             self._priced[key] = self._price(outline)
         return self._priced[key]
 
+    @property
+    def recomputing_saves_nothing(self) -> str | None:
+        """Why recomputation saves no memory with this engine and these devices; None where it does."""
+        return saves_nothing(self.training.engine, self.model.cluster.device.kind)
+
     def recomputing(self, outline: Outline) -> tuple[Floats, Floats]:
         """Seconds of an update that recomputing all blocks costs besides, and the floor of the bytes then, per way."""
         priced, more = self.price(outline), self._costs_of(outline, recomputing=True)
         less = self._spare * (self._costs_of(outline).kept_bytes - more.kept_bytes)
+        if self.recomputing_saves_nothing is not None:
+            less = np.zeros_like(less)
         return outline.accumulation * more.seconds, priced.num_bytes - less
 
     def _price(self, outline: Outline) -> Priced:
@@ -134,7 +149,7 @@ class Pricer:
         """The ways on the channel axis of a mesh."""
         size = mesh.size(CHANNEL)
         if size not in self._tables:
-            self._tables[size] = Tables(self.graph, size, self.blocks)
+            self._tables[size] = Tables(self.graph, size, self.blocks, graph_of=self._graph_at)
         return self._tables[size]
 
     def candidate(self, outline: Outline, ways: dict[str, Way], recompute: tuple[str, ...]) -> Candidate:
@@ -157,7 +172,7 @@ class Pricer:
             recompute=("*",) if every else recompute,
         )
         resolved = ResolvedPlan(
-            graph=self._graph(outline),
+            graph=self._graph_at(self.samples(outline)),
             plan=Plan(mesh=outline.mesh, entries=self._entries(outline, ways), execution=execution),
             operators={name: way.resolved for name, way in ways.items()},
             recomputed=tuple(block for block in self.blocks if block.name in chosen),
@@ -170,6 +185,28 @@ class Pricer:
             bucket_bytes=self.bucket_bytes,
         )
 
+    def operator_costs(self, outline: Outline, ways: Mapping[str, Way]) -> OperatorCosts:
+        """What operators that run in given ways cost a rank per micro-batch, each found once.
+
+        Args:
+            outline: All else.
+            ways: Operator to way, each one of ``tables``.
+
+        Returns:
+            What `convmesh.planner.predict.predict` asks for the candidate of the same outline and ways.
+        """
+        known = self._known_costs.setdefault(self._shapes_key(outline), {})
+
+        def costs(resolved: ResolvedPlan, position: int) -> tuple[OperatorCost, ...]:
+            inside = {name for block in resolved.recomputed for name in block.nodes}
+            keys = {name: (position, id(way), name in inside) for name, way in ways.items()}
+            missing = [resolved.graph.node(name) for name, key in keys.items() if key not in known]
+            for cost in self.model.operators(resolved, missing, position=position):
+                known[keys[cost.node]] = cost
+            return tuple(known[key] for key in keys.values())
+
+        return costs
+
     @staticmethod
     def _entries(outline: Outline, ways: dict[str, Way]) -> tuple[Entry, ...]:
         return entries_of(ways) if outline.mesh.size(CHANNEL) > 1 else ()
@@ -177,8 +214,7 @@ class Pricer:
     def _whole(self, outline: Outline, tables: Tables) -> Candidate:
         return self.candidate(outline, {name: own[0] for name, own in tables.ways.items()}, ())
 
-    def _graph(self, outline: Outline) -> Graph:
-        num_samples = self.samples(outline)
+    def _graph_at(self, num_samples: int) -> Graph:
         if num_samples not in self._graphs:
             resized = with_samples(self.graph, num_samples)
             kind = self.model.cluster.device.kind
@@ -189,13 +225,17 @@ class Pricer:
         """Samples of one micro-batch."""
         return math.ceil(self.training.global_batch / (outline.mesh.size("data") * outline.accumulation))
 
+    def _shapes_key(self, outline: Outline) -> tuple[int, int, GroupShape]:
+        """What the costs of ways depend on."""
+        devices = self.model.cluster.devices_per_node
+        group = group_shape(outline.mesh, CHANNEL, devices_per_node=devices)
+        return outline.mesh.size(CHANNEL), self.samples(outline), group
+
     def _costs_of(self, outline: Outline, *, recomputing: bool = False) -> WayCosts:
-        graph, tables = self._graph(outline), self.tables(outline.mesh)
-        whole = ResolvedPlan(graph=graph, plan=Plan(mesh=outline.mesh), operators={})
-        key = outline.mesh.size(CHANNEL), self.samples(outline), self.model.group(whole, CHANNEL), recomputing
+        key = *self._shapes_key(outline), recomputing
         if key not in self._costs:
-            find = tables.recomputation if recomputing else tables.costs
-            self._costs[key] = find(self.model, graph, outline.mesh)
+            tables, num_samples = self.tables(outline.mesh), self.samples(outline)
+            self._costs[key] = tables.costs(self.model, outline.mesh, num_samples, recomputing=recomputing)
         return self._costs[key]
 
 
@@ -273,6 +313,6 @@ class _Lines:
         shards = candidate.num_shards if candidate.optimizer_sharding else 1
         seconds += model.moving(gradient_passes(candidate, own))
         seconds += model.optimizer_seconds(
-            candidate.training, updated_bytes=slice_bytes(own, shards), gradient_bytes=own.trainable_bytes
+            candidate.training, updated_bytes=updated_bytes(own, shards), gradient_bytes=own.trainable_bytes
         )
         return seconds + cluster.update_seconds + candidate.accumulation * cluster.micro_batch_seconds

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from convmesh.planner.candidates import Outline, Wishes
+from convmesh.planner.found import Found
 from convmesh.planner.pricing import Pricer
-from convmesh.planner.search import Found, search
+from convmesh.planner.search import search
 
 NUM_RANKS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Devices for which curves are drawn."""

@@ -14,19 +14,21 @@ order of their floors. Nothing depends on chance or on time.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from convmesh.mesh import Mesh
+import numpy as np
+
 from convmesh.planner.assignment import Assignment, Problem
 from convmesh.planner.candidates import Outline, Wishes, list_outlines
+from convmesh.planner.curves import Floats
+from convmesh.planner.found import NUM_MISSES, Found, Judged
 from convmesh.planner.predict import predict
 from convmesh.planner.prediction import Prediction
 from convmesh.planner.pricing import Priced, Pricer
-from convmesh.planner.tables import Floats
 from convmesh.planner.ways import Way
 from convmesh.units import format_bytes
 
@@ -38,70 +40,6 @@ _MOST_STEPS = 50_000
 _MOST_MARGINS = 5
 _CARE = 0.02
 """Floors are trusted to this share: where a curve bends, the straight line of `pricing` may lie above it."""
-
-Verdict = Literal["chosen", "slower", "too large", "not tried"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """One candidate.
-
-    Args:
-        outline: What it is.
-        floor_seconds: What it would take at least, if memory had no limit.
-        verdict: What became of it.
-        reason: Why, in words.
-        prediction: Of its best plan; of the one that needs least memory, if it is too large; None if not tried.
-        is_proved: Whether its splits are the optimum of the cost model, and not only of its floor.
-    """
-
-    outline: Outline
-    floor_seconds: float
-    verdict: Verdict = "not tried"
-    reason: str = ""
-    prediction: Prediction | None = None
-    is_proved: bool = False
-
-    @property
-    def fits(self) -> bool:
-        """Whether there is a plan of it within the limit."""
-        return self.verdict in {"chosen", "slower"}
-
-    @property
-    def seconds(self) -> float:
-        """Of its plan; its floor if it has none."""
-        return self.floor_seconds if self.prediction is None else self.prediction.seconds.total
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What a search has found.
-
-    Args:
-        num_ranks: The ranks there are.
-        memory_bytes: What each may fill.
-        candidates: All candidates, the chosen one first, then from fast to slow, those that are too large last.
-        refused: Meshes that can't be, and why.
-    """
-
-    num_ranks: int
-    memory_bytes: int
-    candidates: tuple[Judged, ...]
-    refused: tuple[tuple[Mesh, str], ...] = ()
-
-    @property
-    def chosen(self) -> Judged | None:
-        """The fastest that fits; None if nothing does."""
-        first = self.candidates[0] if self.candidates else None
-        return first if first is not None and first.verdict == "chosen" else None
-
-    @property
-    def plain(self) -> Judged | None:
-        """Plain data parallelism, if samples can be dealt so."""
-        return next((entry for entry in self.candidates if entry.outline.is_plain and self._is_full(entry)), None)
-
-    def _is_full(self, entry: Judged) -> bool:
-        return entry.outline.mesh.num_ranks == self.num_ranks
 
 
 def search(pricer: Pricer, *, num_ranks: int, memory_bytes: int | None = None, wishes: Wishes | None = None) -> Found:
@@ -171,6 +109,23 @@ class _Plan:
     prediction: Prediction
 
 
+@dataclass(frozen=True)
+class _Best:
+    """What is known of the best plan of a case within the limit.
+
+    Args:
+        plan: The plan; None if there is none.
+        is_proved: Whether it is the optimum of the cost model.
+        floor_bytes: What any plan of the case needs at least.
+        lightest: The plan that needs least, where it was looked at.
+    """
+
+    plan: _Plan | None
+    is_proved: bool = False
+    floor_bytes: int = 0
+    lightest: _Plan | None = None
+
+
 class _Search:
     """The best plan so far and the candidates that were looked at."""
 
@@ -190,6 +145,8 @@ class _Search:
             if size < self._num_ranks and self._work_floor(size) >= self._best:
                 continue
             self._run_size(own)
+        if not any(entry.fits for entry in self._judged.values()):
+            self._predict_misses()
         return self._sorted()
 
     def _work_floor(self, num_ranks: int) -> float:
@@ -229,41 +186,49 @@ class _Search:
         entry = Judged(outline=outline, floor_seconds=priced.floor_seconds)
         if priced.floor_seconds * (1 - _CARE) >= self._best and not outline.is_plain:
             return entry
-        if outline.recompute != "none":
-            without = self._judged.get(dataclasses.replace(outline, recompute="none").key)
-            if without is not None and without.verdict == "slower" and without.seconds <= entry.seconds * (1 + _CARE):
-                return dataclasses.replace(entry, reason="nothing needs to be recomputed: it fits without")
+        reason = self._needless(entry)
+        if reason is not None:
+            return dataclasses.replace(entry, reason=reason)
         case = self._case(outline, priced)
-        plan, is_proved = self._best_plan(case)
-        if plan is None:
-            return self._too_large(case, entry)
-        self._best = min(self._best, plan.prediction.seconds.total)
-        return dataclasses.replace(entry, verdict="slower", prediction=plan.prediction, is_proved=is_proved)
+        best = self._best_plan(case)
+        if best.plan is None:
+            return self._too_large(case, entry, best)
+        prediction = best.plan.prediction
+        self._best = min(self._best, prediction.seconds.total)
+        return dataclasses.replace(entry, verdict="slower", prediction=prediction, is_proved=best.is_proved)
+
+    def _needless(self, entry: Judged) -> str | None:
+        """Why nothing is won by recomputing blocks, if that is so: the same without it was judged before."""
+        without = self._judged.get(dataclasses.replace(entry.outline, recompute="none").key)
+        if entry.outline.recompute == "none" or without is None:
+            return None
+        if without.verdict == "slower" and without.seconds <= entry.seconds * (1 + _CARE):
+            return "nothing needs to be recomputed: it fits without"
+        return self._pricer.recomputing_saves_nothing
 
     def _case(self, outline: Outline, priced: Priced) -> _Case:
         if outline.recompute == "none":
             return _Case(outline, priced, None, priced.num_bytes)
         return _Case(outline, priced, *self._pricer.recomputing(outline))
 
-    def _best_plan(self, case: _Case) -> tuple[_Plan | None, bool]:
-        """The fastest plan within the limit, as far as is known, and whether that is proved."""
+    def _best_plan(self, case: _Case) -> _Best:
+        """The fastest plan within the limit, as far as is known."""
         lightest = case.problem.solve(case.num_bytes)
-        if lightest is None or lightest.cost + case.priced.fixed_bytes > self._limit:
-            return None, False
-        if case.again_seconds is not None:
-            plan = self._within(case)
-            return (None if plan is None else self._fewer_blocks(case, plan)), False
-        if case.is_small:
-            return self._proved(case)
-        if case.priced.free is not None:
+        floor = math.inf if lightest is None else lightest.cost + case.priced.fixed_bytes
+        if lightest is None or floor > self._limit:
+            return _Best(None, floor_bytes=math.ceil(floor) if lightest is not None else 0)
+        if case.again_seconds is None and case.priced.free is not None and not case.is_small:
             plan = self._plan(case, case.priced.free)
             if plan.prediction.memory.total <= self._limit:
-                return plan, False
-        return self._within(case), False
+                return _Best(plan)
+        best = dataclasses.replace(self._within(case, lightest), floor_bytes=math.ceil(floor))
+        if case.again_seconds is not None:
+            return best if best.plan is None else _Best(self._fewer_blocks(case, best.plan))
+        return self._proved(case, best) if case.is_small else best
 
-    def _proved(self, case: _Case) -> tuple[_Plan | None, bool]:
+    def _proved(self, case: _Case, known: _Best) -> _Best:
         """Goes through all splits whose floor is below the best plan found."""
-        best = self._within(case)
+        best = known.plan
 
         def bound() -> float:
             if best is None:
@@ -275,14 +240,14 @@ class _Search:
             case.problem.below(case.objective, loads=case.num_bytes, limit=limit, bound=bound, most_steps=_MOST_STEPS)
         ):
             if found is None or number == _MOST_PROOFS:
-                return best, False
+                return dataclasses.replace(known, plan=best)
             plan = self._plan(case, found)
             fits = plan.prediction.memory.total <= self._limit
             if fits and (best is None or plan.prediction.seconds.total < best.prediction.seconds.total):
                 best = plan
-        return best, True
+        return dataclasses.replace(known, plan=best, is_proved=True)
 
-    def _within(self, case: _Case) -> _Plan | None:
+    def _within(self, case: _Case, lightest: Assignment) -> _Best:
         """The best splits whose prediction fits: as far as it lies above the floor, the limit is drawn in."""
         margin = 0.0
         # With one way each there is nothing to choose.
@@ -293,10 +258,10 @@ class _Search:
             plan = self._plan(case, found)
             excess = plan.prediction.memory.total - self._limit
             if excess <= 0:
-                return plan
+                return _Best(plan)
             margin += excess
-        lightest = self._lightest(case)
-        return lightest if lightest is not None and lightest.prediction.memory.total <= self._limit else None
+        least = self._plan(case, lightest)
+        return _Best(least if least.prediction.memory.total <= self._limit else None, lightest=least)
 
     @staticmethod
     def _below(case: _Case, limit: float) -> Assignment | None:
@@ -310,31 +275,30 @@ class _Search:
 
     def _fewer_blocks(self, case: _Case, plan: _Plan) -> _Plan:
         """The same splits with as few blocks recomputed as will do, the dearest spared first."""
-        order = self._by_worth(case, plan)
-        low, high, best = 0, len(order), plan
-        while low < high:
-            middle = (low + high + 1) // 2
-            tried = self._predicted(case, plan.ways, tuple(order[middle:]))
-            if tried.prediction.memory.total <= self._limit:
-                low, best = middle, tried
-            else:
-                high = middle - 1
-        return best
+        worth = self._by_worth(case, plan)
+        order = [name for _, _, name in worth]
+        tried: dict[int, _Plan] = {0: plan}
 
-    def _by_worth(self, case: _Case, plan: _Plan) -> list[str]:
-        """Blocks by what recomputing them costs in seconds per byte that it saves."""
-        worth: list[tuple[float, int, str]] = []
+        def fits(number: int) -> bool:
+            tried[number] = self._predicted(case, plan.ways, tuple(order[number:]))
+            return tried[number].prediction.memory.total <= self._limit
+
+        # If the peak grew by all that spared blocks keep, so many could be spared.
+        kept = np.cumsum([saved for _, saved, _ in worth])
+        guess = int(np.searchsorted(kept, self._limit - plan.prediction.memory.total, side="right"))
+        return tried[largest_that_fits(fits, len(order), guess)]
+
+    def _by_worth(self, case: _Case, plan: _Plan) -> list[tuple[float, float, str]]:
+        """Blocks by what recomputing them costs per byte that it saves: minus that, the bytes, and the name."""
+        worth: list[tuple[float, int, float, str]] = []
         chosen = case.priced.tables.places(plan.ways)
         again = case.objective - case.priced.seconds
         saved = case.priced.num_bytes - case.num_bytes
         for number, block in enumerate(self._pricer.blocks):
             places = [chosen[name] for name in block.nodes]
-            worth.append((-float(again[places].sum()) / max(float(saved[places].sum()), 1.0), number, block.name))
-        return [name for _, _, name in sorted(worth)]
-
-    def _lightest(self, case: _Case) -> _Plan | None:
-        found = case.problem.solve(case.num_bytes)
-        return None if found is None else self._plan(case, found)
+            num_bytes = max(float(saved[places].sum()), 0.0)
+            worth.append((-float(again[places].sum()) / max(num_bytes, 1.0), number, num_bytes, block.name))
+        return [(price, num_bytes, name) for price, _, num_bytes, name in sorted(worth)]
 
     def _plan(self, case: _Case, found: Assignment) -> _Plan:
         every = tuple(block.name for block in self._pricer.blocks) if case.again_seconds is not None else ()
@@ -344,15 +308,43 @@ class _Search:
         order = {block.name: place for place, block in enumerate(self._pricer.blocks)}
         names = tuple(sorted(recompute, key=order.__getitem__))
         candidate = self._pricer.candidate(case.outline, ways, names)
-        return _Plan(ways, predict(candidate, self._pricer.model))
+        costs = self._pricer.operator_costs(case.outline, ways)
+        return _Plan(ways, predict(candidate, self._pricer.model, operators=costs))
 
-    def _too_large(self, case: _Case, entry: Judged) -> Judged:
-        plan = self._lightest(case)
-        if plan is None:
-            return entry
-        needed = plan.prediction.memory.total
-        reason = f"needs {format_bytes(needed)}, {format_bytes(needed - self._limit)} more than a rank may fill"
-        return dataclasses.replace(entry, verdict="too large", reason=reason, prediction=plan.prediction)
+    def _too_large(self, case: _Case, entry: Judged, best: _Best) -> Judged:
+        """A candidate of which no plan fits: what it needs, or the floor of that if that tells enough."""
+        if not best.floor_bytes:
+            return entry  # No splits fit together.
+        plan = best.lightest
+        if plan is None and entry.outline.is_plain:
+            plan = self._lightest(case)
+        needed, words = (best.floor_bytes, "at least ") if plan is None else (plan.prediction.memory.total, "")
+        over = format_bytes(needed - self._limit)
+        return dataclasses.replace(
+            entry,
+            verdict="too large",
+            floor_bytes=best.floor_bytes,
+            reason=f"needs {words}{format_bytes(needed)}, {over} more than a rank may fill",
+            prediction=None if plan is None else plan.prediction,
+        )
+
+    def _lightest(self, case: _Case) -> _Plan | None:
+        found = case.problem.solve(case.num_bytes)
+        return None if found is None else self._plan(case, found)
+
+    def _predict_misses(self) -> None:
+        """Where nothing fits, predicts what the nearest misses really need."""
+        large = [entry for entry in self._judged.values() if entry.verdict == "too large"]
+        known = sorted(entry.prediction.memory.total for entry in large if entry.prediction is not None)
+        for entry in sorted(large, key=lambda entry: entry.floor_bytes):
+            if len(known) >= NUM_MISSES and entry.floor_bytes >= known[NUM_MISSES - 1]:
+                break
+            if entry.prediction is None:
+                case = self._case(entry.outline, self._pricer.price(entry.outline))
+                told = self._too_large(case, entry, _Best(None, False, entry.floor_bytes, self._lightest(case)))
+                self._judged[entry.outline.key] = told
+                assert told.prediction is not None
+                bisect.insort(known, told.prediction.memory.total)
 
     def _sorted(self) -> tuple[Judged, ...]:
         order = list(self._judged.values())
@@ -375,7 +367,25 @@ class _Search:
         return dataclasses.replace(entry, reason=f"at least {ratio:.2f} times the chosen plan's time{also}")
 
 
-def nearest_misses(found: Found, number: int = 3) -> Iterator[Judged]:
-    """The candidates that come nearest to fitting, where nothing fits."""
-    large = [entry for entry in found.candidates if entry.verdict == "too large" and entry.prediction is not None]
-    yield from sorted(large, key=lambda entry: entry.prediction.memory.total if entry.prediction else 0)[:number]
+def largest_that_fits(fits: Callable[[int], bool], most: int, guess: int) -> int:
+    """The largest number that fits, asked near a guess first.
+
+    Args:
+        fits: Whether a number fits; 0 is known to, and if one does, all below should.
+        most: The largest that may be asked for.
+        guess: Where to begin.
+
+    Returns:
+        The number; if ``fits`` is not as it should be, one that fits while the next does not.
+    """
+    low, high, step, probe = 0, most, 1, guess
+    bracketed = False
+    while low < high:
+        probe = min(max(probe, low + 1), high)
+        if fits(probe):
+            bracketed, low = bracketed or high < most, probe
+        else:
+            bracketed, high = bracketed or low > 0, probe - 1
+        probe = (low + high + 1) // 2 if bracketed else low + step if low else high - step
+        step *= 2
+    return low

@@ -4,7 +4,7 @@
 |---|---|
 | an operator, forward and backward | measured at exactly its shapes, else on the curve of its class (`curves`) |
 | gradients of a tensor with several users | added up: two reads and a write for each user beyond the first |
-| the channel axis | the closed form (`convmesh.plan.collectives`) at alpha-beta (`links`); waited for |
+| the channel axis, exchanges | the closed form (`convmesh.plan.collectives`) at alpha-beta (`links`); waited for |
 | gradient reduction | bucket by bucket as it gets ready; PyTorch hides ``overlap`` of what could be hidden |
 | the rest of the data axis | buffers, parameters of a sharded optimizer, at alpha-beta; waited for |
 | optimizer | its curve over the bytes of the parameters that the rank updates, and one pass over gradients |
@@ -14,19 +14,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from convmesh.graph import Edge, Node
 from convmesh.graph.graph import SOURCES
 from convmesh.plan import CHANNEL, ResolvedPlan
-from convmesh.plan.collectives import operator_collectives
+from convmesh.plan.collectives import SAMPLES_TOLD, SamplesTold, operator_collectives
+from convmesh.plan.plan import DATA
 from convmesh.planner.cluster import Cluster, Direction
-from convmesh.planner.curves import Curves
+from convmesh.planner.curves import Curves, Floats
 from convmesh.planner.links import CollectiveSeconds, GroupShape, group_shape
 from convmesh.planner.messages import LocalParameters, Message
 from convmesh.planner.prediction import Candidate, OperatorCost, Origin, Training
-from convmesh.planner.signature import FREE, Signature, signature_of
+from convmesh.planner.signature import Piece, Signature, signature_of
 
 INPUT_BYTES_PER_ELEMENT = 13
 """Memory traffic of making a pixel the network's input: read a byte, write and read a float, write the scaled one."""
@@ -52,7 +53,13 @@ class Work:
     origin: Origin
 
 
-_NOTHING = Work(0.0, 0.0, "nothing")
+NOTHING = Work(0.0, 0.0, "nothing")
+"""No work."""
+
+
+def moving_piece(num_bytes: int, *, dtype: str = "float32", times: int = 1) -> Piece:
+    """The work of passing so many bytes through memory."""
+    return Piece("elementwise", dtype, "forward", num_bytes=num_bytes, times=times)
 
 
 class CostModel:
@@ -85,7 +92,12 @@ class CostModel:
         return group_shape(resolved.plan.mesh, axis, devices_per_node=self.cluster.devices_per_node)
 
     def operators(
-        self, resolved: ResolvedPlan, nodes: Iterable[Node] | None = None, *, position: int = 0
+        self,
+        resolved: ResolvedPlan,
+        nodes: Iterable[Node] | None = None,
+        *,
+        position: int = 0,
+        samples: SamplesTold = SAMPLES_TOLD["torch"],
     ) -> tuple[OperatorCost, ...]:
         """What operators cost a rank per micro-batch.
 
@@ -94,14 +106,29 @@ class CostModel:
                 those that make their inputs are looked at.
             nodes: The operators; all of them if left out.
             position: Of the rank on the channel axis.
+            samples: What the engine sends besides, where samples are exchanged for channels.
 
         Returns:
-            Their seconds and communication over the channel axis; without what they keep, which depends on others.
+            Their seconds and communication; without what they keep, which depends on others.
         """
         wanted = tuple(resolved.graph if nodes is None else nodes)
-        group = self.group(resolved, CHANNEL)
-        collectives = operator_collectives(resolved, wanted, position=position)
-        return tuple(self._operator(resolved, node, position, group, collectives[node.name]) for node in wanted)
+        places = {CHANNEL: position, DATA: resolved.data_position}
+        talking = [self._talking(part, wanted, places[part.axis], samples) for part in resolved.split_axes]
+        return tuple(
+            self._operator(resolved, node, position, {axis: seconds[node.name] for axis, seconds in talking})
+            for node in wanted
+        )
+
+    def _talking(
+        self, resolved: ResolvedPlan, nodes: Sequence[Node], position: int, samples: SamplesTold
+    ) -> tuple[str, dict[str, float]]:
+        """An axis, and the seconds of each operator's changes of placement on it."""
+        group = self.group(resolved, resolved.axis)
+        found = operator_collectives(resolved, nodes, position=position, samples=samples)
+        return resolved.axis, {
+            name: sum(self.collectives.seconds(kind, num_bytes, group) for kind, num_bytes in messages)
+            for name, messages in found.items()
+        }
 
     def message_seconds(self, resolved: ResolvedPlan, message: Message) -> float:
         """Seconds of one collective of an update."""
@@ -151,8 +178,7 @@ class CostModel:
         resolved: ResolvedPlan,
         node: Node,
         position: int,
-        group: GroupShape,
-        collectives: Iterable[tuple[str, int]],
+        talking: Mapping[str, float],
     ) -> OperatorCost:
         signature = signature_of(resolved, node, position=position)
         work = self.work(signature) if signature is not None else self._source(resolved, node, position)
@@ -161,9 +187,8 @@ class CostModel:
             signature=signature,
             forward_seconds=work.forward_seconds,
             backward_seconds=work.backward_seconds + self._fork_seconds(resolved, node, position),
-            communication_seconds=sum(
-                self.collectives.seconds(kind, num_bytes, group) for kind, num_bytes in collectives
-            ),
+            communication_seconds=talking.get(CHANNEL, 0.0),
+            exchange_seconds=talking.get(DATA, 0.0),
             origin=work.origin,
         )
 
@@ -171,42 +196,62 @@ class CostModel:
         exact = self._measured.get(signature.text)
         if exact is not None:
             return Work(exact.forward_seconds, exact.backward_seconds, "measured")
-        if signature.kind in FREE:
-            return _NOTHING
-        seconds: dict[Direction, float] = {}
-        flops_of: dict[Direction, int] = {
-            "forward": signature.cost.flops_forward,
-            "backward": signature.cost.flops_backward if signature.has_backward else 0,
-        }
-        for direction, flops in flops_of.items():
-            seconds[direction] = self._curves.seconds(
-                signature.operator_class,
-                signature.dtype,
-                direction,
-                flops=flops,
-                num_bytes=signature.num_bytes(direction),
-            )
-        return Work(seconds["forward"], seconds["backward"], "curve")
+        pieces = signature.pieces
+        if not pieces:
+            return NOTHING
+        forward, backward = map(self.piece_seconds, pieces)
+        return Work(forward, backward, "curve")
+
+    def piece_seconds(self, piece: Piece) -> float:
+        """Seconds of one piece of work."""
+        once = self._curves.seconds(
+            piece.operator, piece.dtype, piece.direction, flops=piece.flops, num_bytes=piece.num_bytes
+        )
+        return piece.times * once
+
+    def many_seconds(self, like: Piece, *, flops: Floats, num_bytes: Floats) -> Floats:
+        """Seconds of many pieces of work of one kind at once, each done once.
+
+        Args:
+            like: Names their class, type and direction.
+            flops: Of each piece.
+            num_bytes: Of each piece.
+
+        Returns:
+            The seconds of each, as ``piece_seconds`` gives them but for rounding.
+        """
+        return self._curves.many(like.operator, like.dtype, like.direction, flops=flops, num_bytes=num_bytes)
+
+    def measured(self, signature: Signature) -> bool:
+        """Whether an operator was measured at exactly its shapes."""
+        return bool(self._measured) and signature.text in self._measured
 
     def _source(self, resolved: ResolvedPlan, node: Node, position: int) -> Work:
         if node.kind != "input":
-            return _NOTHING
-        num_elements = math.prod(resolved.local_shape(Edge(node.name), position))
-        return Work(self.moving(INPUT_BYTES_PER_ELEMENT * num_elements), 0.0, "curve")
+            return NOTHING
+        return Work(self.piece_seconds(input_piece(resolved, node, position)), 0.0, "curve")
 
     def _fork_seconds(self, resolved: ResolvedPlan, node: Node, position: int) -> float:
-        """Of adding up the gradients that several users give to what an operator makes."""
-        graph = resolved.graph
-        if node.name not in graph.needs_gradient or node.kind in SOURCES:
-            return 0.0
-        total = 0.0
-        for output in range(len(node.output_shapes)):
-            edge = Edge(node.name, output)
-            num_users = len(graph.consumers(edge))
-            if num_users > 1:
-                num_bytes = math.prod(resolved.local_shape(edge, position)) * node.element_bytes
-                total += (num_users - 1) * self.moving(3 * num_bytes, dtype=node.dtype)
-        return total
+        return sum(map(self.piece_seconds, fork_pieces(resolved, node, position)))
+
+
+def input_piece(resolved: ResolvedPlan, node: Node, position: int) -> Piece:
+    """The work of making pixels the network's input."""
+    num_elements = math.prod(resolved.rank_shape(Edge(node.name), position))
+    return moving_piece(INPUT_BYTES_PER_ELEMENT * num_elements)
+
+
+def fork_pieces(resolved: ResolvedPlan, node: Node, position: int) -> Iterator[Piece]:
+    """The work of adding up the gradients that several users give to what an operator makes."""
+    graph = resolved.graph
+    if node.name not in graph.needs_gradient or node.kind in SOURCES:
+        return
+    for output in range(len(node.output_shapes)):
+        edge = Edge(node.name, output)
+        num_users = len(graph.consumers(edge))
+        if num_users > 1:
+            num_bytes = math.prod(resolved.rank_shape(edge, position)) * node.element_bytes
+            yield moving_piece(3 * num_bytes, dtype=node.dtype, times=num_users - 1)
 
 
 @dataclass(frozen=True)
@@ -272,5 +317,5 @@ def gradient_passes(candidate: Candidate, own: LocalParameters) -> int:
     """
     later, gradients = candidate.accumulation - 1, own.trainable_bytes
     if candidate.training.engine == "torch":
-        return gradients * (3 * later + 2 * (candidate.num_shards > 1))
+        return 3 * later * gradients + 2 * (candidate.num_shards > 1) * own.reduced_bytes
     return gradients * (3 * candidate.accumulation + 3) if later else 0

@@ -13,9 +13,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from convmesh.graph import Cost, Edge, Graph, Node, Parameter, node_cost
-from convmesh.graph.graph import DTYPE_BYTES, SOURCES, Shape
+from convmesh.graph.graph import BUFFERS, DTYPE_BYTES, SOURCES, Shape
 from convmesh.plan import Resolved, ResolvedPlan
-from convmesh.plan.placement import Change
 from convmesh.planner.cluster import Direction, OperatorClass
 
 FREE = ("flatten", "reshape")
@@ -29,6 +28,27 @@ _CLASSES: dict[str, OperatorClass] = {
 }  # fmt: skip
 # What does not change how long an operator takes, or is told by its shapes.
 _UNTOLD = ("eps", "momentum", "p", "value", "in_channels", "out_channels", "in_features", "out_features", "shape")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Work that is looked up on one curve.
+
+    Args:
+        operator: Its class.
+        dtype: Type in which it computes.
+        direction: Forward or backward.
+        flops: As `convmesh.graph.costs` counts them.
+        num_bytes: As `convmesh.planner.signature` counts them.
+        times: How often it is done.
+    """
+
+    operator: OperatorClass
+    dtype: str
+    direction: Direction
+    flops: int = 0
+    num_bytes: int = 0
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -80,6 +100,22 @@ class Signature:
         graph = self.graph()
         return node_cost(graph, graph.node("operator"))
 
+    @cached_property
+    def made_bytes(self) -> int:
+        """Of all its outputs."""
+        return _elements(self.output_shapes) * DTYPE_BYTES[self.dtype]
+
+    @cached_property
+    def taken_bytes(self) -> tuple[int, ...]:
+        """Of each of its inputs."""
+        return tuple(math.prod(shape) * DTYPE_BYTES[self.dtype] for shape in self.input_shapes)
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Of its parameters, in the type in which it computes."""
+        weights = sum(entry.num_elements for entry in self.parameters if entry.role not in BUFFERS)
+        return weights * DTYPE_BYTES[self.dtype]
+
     def num_bytes(self, direction: Direction) -> int:
         """Bytes that have to pass through memory at least.
 
@@ -100,6 +136,20 @@ class Signature:
         learned = sum(entry.num_elements for entry in self.parameters if entry.trainable)
         passes_on = self.operator_class == "copy" or self.kind in ("adaptive_pool", "mean", "sum")
         return size * (made + _elements(wanted) + learned + (0 if passes_on else taken + weights))
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Its work: the forward, then the backward; none of an operator that moves nothing."""
+        if self.kind in FREE:
+            return ()
+        flops: dict[Direction, int] = {
+            "forward": self.cost.flops_forward,
+            "backward": self.cost.flops_backward if self.has_backward else 0,
+        }
+        return tuple(
+            Piece(self.operator_class, self.dtype, direction, number, self.num_bytes(direction))
+            for direction, number in flops.items()
+        )
 
     def graph(self) -> Graph:
         """A graph of this operator alone, named ``operator``; inputs that take gradients are parameters."""
@@ -140,8 +190,10 @@ def signature_of(resolved: ResolvedPlan, node: Node, *, position: int = 0) -> Si
     if node.kind in SOURCES:
         return None
     graph, entry = resolved.graph, resolved.operators[node.name]
-    inputs = tuple(taken_shape(resolved, node, place, position) for place in range(len(node.inputs)))
-    outputs = tuple(made_shape(resolved, node, place, position) for place in range(len(node.output_shapes)))
+    inputs = tuple(resolved.taken_shape(node, place, position) for place in range(len(node.inputs)))
+    outputs = tuple(resolved.made_shape(node, place, position) for place in range(len(node.output_shapes)))
+    if resolved.region is not None and resolved.region.operators[node.name].shards:
+        entry, position = resolved.region.operators[node.name], resolved.data_position
     held = (_local_parameter(parameter, entry, position) for parameter in node.parameters)
     parameters = tuple(parameter for parameter in held if not _comes_later(parameter, node, outputs[0]))
     flows = tuple(edge.node in graph.needs_gradient for edge in node.inputs)
@@ -166,47 +218,6 @@ def signatures(resolved: ResolvedPlan, *, position: int = 0) -> dict[Signature, 
         if signature is not None:
             found[signature] = found.get(signature, 0) + 1
     return found
-
-
-def taken_shape(resolved: ResolvedPlan, node: Node, place: int, position: int) -> Shape:
-    """The shape of an operator's input as a rank computes with it, after the change at its border.
-
-    Args:
-        resolved: The plan, applied to a graph.
-        node: The operator.
-        place: Which of its inputs.
-        position: Of the rank on the channel axis.
-
-    Returns:
-        The shape.
-    """
-    edge = node.inputs[place]
-    before = resolved.operators[node.name].before if place == 0 else Change()
-    if before.kind == "none":
-        return resolved.local_shape(edge, position)
-    return _with_channels(resolved.graph.shape(edge), before.target, position)
-
-
-def made_shape(resolved: ResolvedPlan, node: Node, place: int, position: int) -> Shape:
-    """The shape of an operator's output as a rank computes it, before the change at its border.
-
-    Args:
-        resolved: The plan, applied to a graph.
-        node: The operator.
-        place: Which of its outputs.
-        position: Of the rank on the channel axis.
-
-    Returns:
-        The shape.
-    """
-    after = resolved.operators[node.name].after
-    if place > 0 or after.kind == "none":
-        return resolved.local_shape(Edge(node.name, place), position)
-    return _with_channels(node.output_shapes[place], after.source, position)
-
-
-def _with_channels(shape: Shape, lists: Sequence[Sequence[int]], position: int) -> Shape:
-    return (shape[0], len(lists[position]), *shape[2:]) if lists else shape
 
 
 def _local_parameter(parameter: Parameter, entry: Resolved, position: int) -> Parameter:
@@ -249,7 +260,7 @@ def _convolution_class(attributes: dict[str, Any], num_in: int) -> OperatorClass
     return "pointwise" if set(attributes["kernel"]) == {1} else "convolution"
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2**16)
 def _interned(signature: Signature) -> Signature:
     """The one object of a signature, whose text and cost are found once."""
     return signature

@@ -10,10 +10,9 @@ slowest, and all figures are its own.
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections import ChainMap
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -25,28 +24,24 @@ from convmesh.graph.recomputation import Repeated
 from convmesh.graph.rules import KEEPS
 from convmesh.graph.saved import Whole, what_is_kept
 from convmesh.mesh import Mesh
-from convmesh.plan import Plan, Resolved, ResolvedPlan
+from convmesh.plan import CHANNEL, Plan, Resolved, ResolvedPlan
 from convmesh.plan.activations import RankStorages
 from convmesh.plan.collectives import operator_collectives
 from convmesh.plan.placement import Placement
+from convmesh.plan.repetition import Repetition, repetition_in
 from convmesh.planner.assignment import Problem
-from convmesh.planner.seconds import CostModel
+from convmesh.planner.bills import Bill, Bills, WayCosts
+from convmesh.planner.curves import Floats
+from convmesh.planner.links import group_shape
+from convmesh.planner.seconds import NOTHING, CostModel, Work, fork_pieces, input_piece
+from convmesh.planner.signature import Piece, signature_of
 from convmesh.planner.ways import Way, list_ways
 
-Floats = npt.NDArray[np.float64]
+TOLD_SAMPLES = (2, 3)
+"""Samples of the micro-batches from which those of any number follow; with a single one, spread shapes look alike."""
 
 
-@dataclass(frozen=True)
-class WayCosts:
-    """What ways cost per micro-batch, one entry per way, operator after operator.
-
-    Args:
-        seconds: Forward, backward, communication over the channel axis; what recomputing all blocks costs besides.
-        kept_bytes: Floor of what is kept for the backward; where all blocks are recomputed, of what is still kept.
-    """
-
-    seconds: Floats
-    kept_bytes: Floats
+_NOTHING_AGAIN = Repetition(frozenset(), frozenset(), frozenset())
 
 
 class Tables:
@@ -56,10 +51,15 @@ class Tables:
         graph: The network, at any number of samples.
         num_ranks: Ranks on the channel axis.
         blocks: Its blocks.
+        graph_of: The network at so many samples, in the types in which it computes.
     """
 
-    def __init__(self, graph: Graph, num_ranks: int, blocks: Sequence[Block]) -> None:
+    def __init__(
+        self, graph: Graph, num_ranks: int, blocks: Sequence[Block], *, graph_of: Callable[[int], Graph]
+    ) -> None:
         self._graph = graph
+        self._graph_of = graph_of
+        self._bills: dict[tuple[tuple[int, ...], bool], Bills] = {}
         self._num_ranks = num_ranks
         self.ways = list_ways(graph, num_ranks)
         self.problem = Problem([[way.ports for way in own] for own in self.ways.values()])
@@ -116,42 +116,39 @@ class Tables:
                         sums["whole"][place] += num_bytes
         return sums
 
-    def costs(self, model: CostModel, graph: Graph, mesh: Mesh) -> WayCosts:
-        """What the ways cost where nothing is recomputed.
+    def costs(self, model: CostModel, mesh: Mesh, num_samples: int, *, recomputing: bool = False) -> WayCosts:
+        """What the ways cost where nothing is recomputed, or what recomputing all blocks costs besides.
 
         Args:
             model: The devices.
-            graph: The network, at the samples of one micro-batch, in the types in which it computes.
             mesh: The ranks.
+            num_samples: Samples of one micro-batch.
+            recomputing: Whether it is the latter; then kept bytes are those that are still kept.
 
         Returns:
             The costs.
+
+        Raises:
+            ConfigError: If the cluster says nothing of links that the mesh needs.
+            ModelError: If the network can't be told for another number of samples.
         """
-        return self._priced(_Pricing.keeping, model, graph, mesh)
+        # What was measured holds for these very shapes; all else follows from two numbers of samples.
+        told = (num_samples,) if model.cluster.measured else TOLD_SAMPLES
+        key = told, recomputing
+        if key not in self._bills:
+            plan = Plan(mesh=mesh)
+            self._bills[key] = Bills({number: self._listed(model, plan, number, recomputing) for number in told})
+        group = group_shape(mesh, CHANNEL, devices_per_node=model.cluster.devices_per_node)
+        found = self._bills[key].priced(model, group, num_samples)
+        return WayCosts(found.seconds[self._distinct[1]], found.kept_bytes[self._distinct[1]])
 
-    def recomputation(self, model: CostModel, graph: Graph, mesh: Mesh) -> WayCosts:
-        """What recomputing all blocks costs besides, and what is kept then.
-
-        Args:
-            model: The devices.
-            graph: The network, at the samples of one micro-batch, in the types in which it computes.
-            mesh: The ranks.
-
-        Returns:
-            The costs.
-        """
-        return self._priced(_Pricing.recomputing, model, graph, mesh)
-
-    def _priced(
-        self, rule: Callable[[_Pricing, Node], tuple[float, float]], model: CostModel, graph: Graph, mesh: Mesh
-    ) -> WayCosts:
-        plan = Plan(mesh=mesh)
-        rows = []
+    def _listed(self, model: CostModel, plan: Plan, num_samples: int, recomputing: bool) -> list[Bill]:
+        graph, found = self._graph_of(num_samples), []
         for name, way in self._distinct[0]:
             node = graph.node(name)
-            rows.append(rule(_Pricing(self, model, self._resolved(graph, plan, node, way)), node))
-        table = np.asarray(rows)[self._distinct[1]]
-        return WayCosts(np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1]))
+            pricing = _Pricing(self, model, self._resolved(graph, plan, node, way))
+            found.append(pricing.recomputing(node) if recomputing else pricing.keeping(node))
+        return found
 
     @cached_property
     def _distinct(self) -> tuple[list[tuple[str, Way]], npt.NDArray[np.intp]]:
@@ -177,7 +174,8 @@ class Tables:
             name: Resolved(node=name, split="", output=outputs[0], more_outputs=tuple(outputs[1:]))
             for name, outputs in made.items()
         }
-        return ResolvedPlan(graph=graph, plan=plan, operators={**self._whole, **makers, node.name: way.resolved})
+        operators = ChainMap({**makers, node.name: way.resolved}, self._whole)
+        return ResolvedPlan(graph=graph, plan=plan, operators=operators)
 
     def _flags(self, node: Node) -> tuple[Hashable, ...]:
         """What else an operator's costs depend on: its part in a block, and which tensors it is the first to keep."""
@@ -236,36 +234,50 @@ class _Pricing:
         self._resolved = resolved
         self._graph = resolved.graph
 
-    def keeping(self, node: Node) -> tuple[float, float]:
-        """Seconds and kept bytes where nothing is recomputed."""
-        (cost,) = self._model.operators(self._resolved, [node])
-        return cost.seconds, self._kept_bytes(node, self._tables.kept_here(node))
+    def keeping(self, node: Node) -> Bill:
+        """What it costs where nothing is recomputed."""
+        pieces, seconds = self._work(node)
+        return Bill(
+            pieces=(*pieces, *fork_pieces(self._resolved, node, 0)),
+            messages=self._messages(node, _NOTHING_AGAIN, 1),
+            seconds=seconds.forward_seconds + seconds.backward_seconds,
+            kept_bytes=self._kept_bytes(node, self._tables.kept_here(node)),
+        )
 
-    def recomputing(self, node: Node) -> tuple[float, float]:
-        """Seconds besides, and kept bytes, where all blocks are recomputed."""
+    def recomputing(self, node: Node) -> Bill:
+        """What it costs besides, and still keeps, where all blocks are recomputed."""
         block, source = self._tables.block(node), self._tables.entering(node)
         if block is None:
-            return 0.0, self._kept_bytes(node, self._tables.kept_here(node, recomputing=True))
-        entering = self._edge_bytes(source) if source is not None else 0.0
-        return self._again_seconds(node, block), entering
-
-    def _again_seconds(self, node: Node, block: Block) -> float:
-        (cost,) = self._model.operators(self._resolved, [node])
-        again = self._tables.repeated(node)
-        seconds = cost.forward_seconds if again is not None and node.name in again.run else 0.0
-        entry = self._resolved.operators[node.name]
-        if entry.before.kind == entry.after.kind == "none":
-            return seconds
-        group = self._model.group(self._resolved, "channel")
-        both = dataclasses.replace(self._resolved, recomputed=(block,))
-        once, twice = (
-            sum(
-                self._model.collectives.seconds(kind, num_bytes, group)
-                for kind, num_bytes in operator_collectives(resolved, [node])[node.name]
-            )
-            for resolved in (self._resolved, both)
+            return Bill(kept_bytes=self._kept_bytes(node, self._tables.kept_here(node, recomputing=True)))
+        again, entry = self._tables.repeated(node), self._resolved.operators[node.name]
+        pieces, seconds = self._work(node)
+        runs = again is not None and node.name in again.run
+        messages: tuple[tuple[str, int, int], ...] = ()
+        if again is not None and (entry.before.kind != "none" or entry.after.kind != "none" or entry.along):
+            repetition = repetition_in(self._resolved, [node.name], again)
+            messages = self._messages(node, repetition, 1) + self._messages(node, _NOTHING_AGAIN, -1)
+        return Bill(
+            pieces=pieces[:1] if runs else (),
+            messages=messages,
+            seconds=seconds.forward_seconds if runs else 0.0,
+            kept_bytes=self._edge_bytes(source) if source is not None else 0.0,
         )
-        return seconds + twice - once
+
+    def _work(self, node: Node) -> tuple[tuple[Piece, ...], Work]:
+        """The pieces of its forward and of its backward, or what was measured of them."""
+        signature = signature_of(self._resolved, node)
+        if signature is None:
+            return ((input_piece(self._resolved, node, 0),) if node.kind == "input" else ()), NOTHING
+        if self._model.measured(signature):
+            return (), self._model.work(signature)
+        return signature.pieces, NOTHING
+
+    def _messages(self, node: Node, again: Repetition, times: int) -> tuple[tuple[str, int, int], ...]:
+        entry = self._resolved.operators[node.name]
+        if entry.before.kind == entry.after.kind == "none" and not entry.summed and not entry.along:
+            return ()
+        found = operator_collectives(self._resolved, [node], again=again)[node.name]
+        return tuple((*message, times) for message in found)
 
     def _kept_bytes(self, node: Node, counted: tuple[bool, ...]) -> float:
         where = RankStorages(self._resolved, 0)

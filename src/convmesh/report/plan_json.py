@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from convmesh.planner.search import Judged
+from convmesh.planner.found import Judged
 from convmesh.report.plan_view import costliest, layer_words
 from convmesh.training.auto_plan import Planned, seconds_by_kind
 
@@ -57,6 +57,8 @@ def _candidate(planned: Planned, entry: Judged) -> dict[str, Any]:
         "reason": entry.reason,
         "floor_seconds": entry.floor_seconds,
     }
+    if entry.floor_bytes:
+        content["floor_memory_bytes"] = entry.floor_bytes
     if prediction is not None:
         content |= {
             "seconds": prediction.seconds.total,

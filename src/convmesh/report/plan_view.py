@@ -10,9 +10,9 @@ from rich.text import Text
 
 from convmesh.graph import Node
 from convmesh.plan import Resolved
+from convmesh.planner.found import Judged
 from convmesh.planner.prediction import OperatorCost, Prediction
 from convmesh.planner.scaling import ScalingPoint, efficiency
-from convmesh.planner.search import Judged
 from convmesh.training.auto_plan import Planned, describe, notable, recomputed_blocks, seconds_by_kind
 from convmesh.units import format_bytes
 
@@ -124,10 +124,16 @@ def _cells(planned: Planned, entry: Judged) -> tuple[str, ...]:
         "sharded" if outline.optimizer_sharding else "",
         f"{at_least}{entry.seconds:.4g}",
         _rate(updates / entry.seconds if prediction is not None else None),
-        format_bytes(prediction.memory.total) if prediction is not None else "",
+        _memory(entry),
         f"{prediction.communication_share:.0%}" if prediction is not None else "",
         entry.reason,
     )
+
+
+def _memory(entry: Judged) -> str:
+    if entry.prediction is not None:
+        return format_bytes(entry.prediction.memory.total)
+    return f"≥ {format_bytes(entry.floor_bytes)}" if entry.floor_bytes else ""
 
 
 def _mesh(sizes: Mapping[str, int]) -> str:

@@ -15,16 +15,17 @@ from convmesh.config import RunConfig
 from convmesh.config.rules import resolve_mesh
 from convmesh.errors import ConfigError, ConvMeshError
 from convmesh.graph import Graph
-from convmesh.mesh import Mesh
+from convmesh.mesh import Mesh, parse_mesh
 from convmesh.plan import Foretold, Plan, resolve
-from convmesh.plan.load import dump_plan
+from convmesh.plan.load import dump_plan, load_plan
 from convmesh.plan.network import network_facts
 from convmesh.planner.candidates import Wishes
 from convmesh.planner.cluster import Cluster
 from convmesh.planner.cluster_file import load_cluster
+from convmesh.planner.found import Found, Judged, nearest_misses
 from convmesh.planner.prediction import Prediction, Seconds, Training
 from convmesh.planner.pricing import Pricer
-from convmesh.planner.search import Found, Judged, nearest_misses, search
+from convmesh.planner.search import search
 from convmesh.planner.seconds import CostModel
 from convmesh.training.ranks import find_rank
 from convmesh.training.run_graph import ImageShape, cached_graph
@@ -133,11 +134,11 @@ class Planned:
 
     def _with(self, *, num_ranks: int | None = None, global_batch: int | None = None) -> Judged | None:
         pricer = self.pricer if global_batch is None else self.pricer.for_batch(global_batch)
-        number = num_ranks or self.task.num_ranks
+        wishes, number = self.task.wishes, num_ranks or self.task.num_ranks
+        if num_ranks is not None:
+            wishes = dataclasses.replace(wishes, uses_all=True)  # That fewer of them would not do is known already.
         try:
-            return search(
-                pricer, num_ranks=number, memory_bytes=self.found.memory_bytes, wishes=self.task.wishes
-            ).chosen
+            return search(pricer, num_ranks=number, memory_bytes=self.found.memory_bytes, wishes=wishes).chosen
         except ConvMeshError:
             return None  # The cluster has no links for so many.
 
@@ -214,6 +215,29 @@ def auto_plan(
         path = Path(root) / "plan.yaml"
         path.write_text(dump_plan(planned.plan), encoding="utf-8")
         yield path
+
+
+def is_for(path: Path, *, ranks: int | None, mesh: Mesh | str | None) -> bool:
+    """Whether the plan of an earlier run is for the ranks that there are now, so that it can go on by it.
+
+    Args:
+        path: Where the plan would be.
+        ranks: The ranks there are; None for as many as it says.
+        mesh: The mesh, if it is fixed.
+
+    Returns:
+        False too if there is none.
+
+    Raises:
+        ConfigError: If the file is damaged.
+    """
+    if not path.exists():
+        return False
+    earlier = load_plan(path).mesh
+    if mesh is None:
+        return ranks in {None, earlier.num_ranks}
+    wanted = parse_mesh(mesh) if isinstance(mesh, str) else mesh
+    return all(earlier.size(axis) == wanted.size(axis) for axis in {*earlier.sizes, *wanted.sizes})
 
 
 def seconds_by_kind(seconds: Seconds) -> dict[str, float]:

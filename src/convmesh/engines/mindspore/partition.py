@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from convmesh.plan.buckets import pack_buckets
-from convmesh.plan.collectives import Expected, SamplesTold
+from convmesh.plan.collectives import SAMPLES_TOLD, Expected
 
 NORM_BYTES = 8
 """Bytes of the all-reduce by which the ranks of the channel axis agree on overflow and the gradient's norm: two numbers
 in float32, the only type that MindSpore sums on the CPU."""
 
 
-SAMPLES = SamplesTold(count_bytes=0, mask_bytes=4)
-"""Numbers of samples are told by nobody: graphs know them. Masks of dropout travel in float32."""
+SAMPLES = SAMPLES_TOLD["mindspore"]
+"""What is sent besides where samples are exchanged for channels."""
 
 
 @dataclass(frozen=True)
