@@ -158,7 +158,8 @@ def test_more_memory_is_never_slower(limits: list[int]) -> None:
 def test_more_memory_is_never_slower_in_networks_that_are_too_large_for_a_proof(name: str) -> None:
     graph = GRAPHS[name](samples=2)
     wishes = Wishes(mesh=Mesh({"data": 2, "channel": 2}))
-    options: dict[str, Any] = {"global_batch": 16, "device": device(0), "links": link(1e10), "wishes": wishes}
+    devices = {**device(0), "kind": "cuda"}  # Without memory through which channels are exchanged.
+    options: dict[str, Any] = {"global_batch": 16, "device": devices, "links": link(1e10), "wishes": wishes}
     free = found_of(graph, 4, **options).chosen
     assert free is not None
     assert free.prediction is not None
