@@ -1,33 +1,37 @@
 """The advice loop: a run that is set up badly is profiled, and what the profile advises is applied.
 
 The run has tiny buckets, micro-batches that are too small, files of unequal size dealt at random, and no loader
-workers. Its profile predicts what each piece of advice gives, and what all together give; then the run is profiled
-again with each piece alone and with the run file that ``--advice-config`` writes, all in turn, several times over. Run
-from the repository: ``python -m benchmarks.advice``.
+workers. Its profile predicts what each piece of advice gives, and what all together give. Then the run as it was, the
+run with each piece alone, and the run file with all advice applied are measured in turn, round after round, in the same
+ranks, each in the real training loop. Run from the repository: ``python -m benchmarks.advice``.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from benchmarks.contenders.bad_start import write_images
+from tests.multiprocess.ranks import RankPool
 
-from convmesh.config import dump_config, parse_config
+from convmesh.config import RunConfig, dump_config, load_config, parse_config
+from convmesh.config.load import with_settings
+from convmesh.profiling.analysis import Analysis, analyse
+from convmesh.profiling.store import load_trace
+from convmesh.training.advice import RUN_NAME, Advising, advise
 
 RESULTS = Path(__file__).parent / "results" / "advice.md"
 WORK = Path("runs/benchmark-advice")
 NUM_RANKS = 2
+_WARMUP = 4
 GOAL, WITHIN = 1.3, 0.3
 """Times as many images per second as before; how far a predicted gain may be from the measured one."""
 
@@ -49,14 +53,14 @@ class Variant:
 
     Args:
         name: What was advised.
-        path: Its run file.
+        run: The run.
         kind: Of the piece of advice; empty for the run as it was and for all together.
         foretold: Seconds of a step by the profile of the bad run, in each round.
         seconds: Seconds of a step, in each round.
     """
 
     name: str
-    path: Path
+    run: RunConfig
     kind: str = ""
     foretold: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -72,98 +76,105 @@ class Variant:
         return statistics.median(self.seconds)
 
 
+class Bench:
+    """Ranks that run whatever they are given.
+
+    Args:
+        work: Where profiles go.
+        steps: Updates that are profiled.
+    """
+
+    def __init__(self, work: Path, *, steps: int) -> None:
+        self._work = work
+        self._steps = steps
+        self._pool = RankPool("torch", NUM_RANKS)
+
+    def profile(self, run: RunConfig) -> tuple[Analysis, Path]:
+        """Runs a few updates; what their profile says, and where it is."""
+        folder = (self._work / "profiles" / str(time.time_ns())).absolute()
+        folder.mkdir(parents=True)
+        settings = yaml.safe_load(dump_config(run))
+        self._pool.run(
+            "benchmarks.contenders.advice_ranks:profile", settings=settings, folder=folder,
+            window=(_WARMUP, self._steps), timeout_seconds=120,
+        )  # fmt: skip
+        (folder / "profile" / RUN_NAME).write_text(dump_config(run), "utf-8")
+        return analyse(load_trace(folder / "profile"), one_clock=True), folder / "profile"
+
+    def advise(self, run: RunConfig) -> Advising:
+        """Profiles a run and advises on it."""
+        return advise(*self.profile(run))
+
+    def close(self) -> None:
+        """Ends the ranks."""
+        self._pool.close()
+
+
 def main() -> None:
     """Profiles, advises, applies, measures, writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=25, help="updates that are profiled")
-    parser.add_argument("--rounds", type=int, default=2, help="how often everything is measured, in turn")
+    parser.add_argument("--steps", type=int, default=20, help="updates that are profiled")
+    parser.add_argument("--rounds", type=int, default=7, help="how often everything is measured, in turn")
     parser.add_argument("--seconds", type=float, default=200.0, help="after so long no new round begins")
-    parser.add_argument("--cluster", help="a cluster file; else the preset for this machine")
+    parser.add_argument("--work", type=Path, default=WORK, help="where images and profiles go")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    begun = time.monotonic()
-    bad = prepare()
-    cluster = ["--cluster", arguments.cluster] if arguments.cluster else []
-    better = WORK / "better.yaml"
-    told = profile(bad, steps=arguments.steps, more=[*cluster, "--advice-config", str(better)])
-    variants = variants_of(bad, better, told)
-    measure(variants, told, steps=arguments.steps)
-    longest = time.monotonic() - begun
-    for _ in range(1, arguments.rounds):
-        since = time.monotonic()
-        if since - begun + longest > arguments.seconds:
-            break
-        measure(variants, profile(bad, steps=arguments.steps, more=cluster), steps=arguments.steps)
-        longest = max(longest, time.monotonic() - since)
-    page = page_of(variants, told)
+    begun, longest = time.monotonic(), 0.0
+    bad, bench = bad_run(arguments.work), Bench(arguments.work, steps=arguments.steps)
+    try:
+        variants = variants_of(bad, bench.advise(bad), arguments.work)
+        for _ in range(arguments.rounds):
+            since = time.monotonic()
+            if since - begun + longest > arguments.seconds:
+                break
+            devices = measure(variants, bench)
+            longest = max(longest, time.monotonic() - since)
+    finally:
+        bench.close()
+    page = page_of(variants, devices)
     arguments.output.write_text(page, "utf-8")
     print(page)
 
 
-def prepare() -> Path:
-    """Writes images and the bad run file."""
-    images = WORK / "images"
+def bad_run(work: Path) -> RunConfig:
+    """The bad run, its images written."""
+    images = (work / "images").absolute()
     if not images.exists():
         write_images(images, number=1600)
-    run = parse_config({**CONFIG, "data": {**CONFIG["data"], "path": str(images.absolute())}})
-    path = WORK / "bad.yaml"
-    path.write_text(dump_config(run), "utf-8")
-    return path
+    return parse_config({**CONFIG, "data": {**CONFIG["data"], "path": str(images)}})
 
 
-def profile(config: Path, *, steps: int, more: Sequence[str] = ()) -> dict[str, Any]:
-    """Profiles a run in fresh ranks and returns its figures."""
-    folder = WORK / "profiles" / f"{config.stem}-{time.time_ns()}"
-    command = [sys.executable, "-m", "convmesh.cli.main", "profile", str(config), "--ranks", str(NUM_RANKS)]
-    command += ["--warmup", "5", "--steps", str(steps), "--run-dir", str(folder), "--json", *more]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise SystemExit(done.stdout + done.stderr)
-    found: dict[str, Any] = json.loads(done.stdout)
+def variants_of(bad: RunConfig, advising: Advising, work: Path) -> list[Variant]:
+    """The run as it was, with each piece of advice alone, and by the run file with all that goes together."""
+    advised = advising.advised
+    found = [Variant("as it was", bad)]
+    for piece in advised.pieces:
+        if not piece.plan:
+            name = f"{piece.kind}: `{piece.yaml}`"
+            found.append(Variant(name, with_settings(bad, piece.changes), piece.kind))
+    if advised.together:
+        name = ", ".join(f"`{setting}: {value}`" for setting, value in advised.changes.items())
+        advising.write(work / "better.yaml")
+        found.append(Variant(f"together: {name}", load_config(work / "better.yaml")))
     return found
 
 
-def step_seconds(told: Mapping[str, Any]) -> float:
-    """Mean seconds of the steady steps."""
-    return float(told["seconds_per_step"]["step"])
-
-
-def measure(variants: Sequence[Variant], told: Mapping[str, Any], *, steps: int) -> None:
+def measure(variants: Sequence[Variant], bench: Bench) -> str:
     """One round: every variant in turn, and what the profile of the run as it was has predicted of the others."""
     first, *others = variants
-    advice = told["advice"]
-    of_kind = {piece["kind"]: piece["predicted_seconds"] for piece in advice["pieces"]}
-    first.seconds.append(step_seconds(told))
-    first.foretold.append(advice["step_seconds"])
+    advised = bench.advise(first.run).advised
+    foretold = {**{piece.kind: piece.predicted_seconds for piece in advised.pieces}, "": advised.predicted_seconds}
+    first.seconds.append(advised.seconds)
+    first.foretold.append(advised.seconds)
     for variant in others:
-        variant.seconds.append(step_seconds(profile(variant.path, steps=steps)))
-        if variant.kind in of_kind:
-            variant.foretold.append(of_kind[variant.kind])
-        elif not variant.kind:
-            variant.foretold.append(advice["together"]["predicted_seconds"])
+        analysis, _ = bench.profile(variant.run)
+        variant.seconds.append(float(analysis.steady.step_RS.mean()))
+        if variant.kind in foretold:
+            variant.foretold.append(foretold[variant.kind])
+    return advised.basis.get("devices", "")
 
 
-def variants_of(bad: Path, better: Path, told: Mapping[str, Any]) -> list[Variant]:
-    """The run as it was, with each piece of advice alone, and with all that is applied together."""
-    from convmesh.config import load_config
-    from convmesh.config.load import with_settings
-
-    advice = told["advice"]
-    found = [Variant("as it was", bad)]
-    for piece in advice["pieces"]:
-        if not piece["plan"]:
-            path = WORK / f"only-{piece['kind']}.yaml"
-            path.write_text(dump_config(with_settings(load_config(bad), piece["changes"])), "utf-8")
-            found.append(Variant(f"{piece['kind']}: `{piece['yaml']}`", path, piece["kind"]))
-    together = advice["together"]
-    if together["kinds"]:
-        name = ", ".join(f"`{setting}: {value}`" for setting, value in together["changes"].items())
-        found.append(Variant(f"together: {name}", better))
-    return found
-
-
-def page_of(variants: Sequence[Variant], told: Mapping[str, Any]) -> str:
+def page_of(variants: Sequence[Variant], devices: str) -> str:
     """The page of results."""
     first, last = variants[0], variants[-1]
     cores = len(os.sched_getaffinity(0))
@@ -172,8 +183,8 @@ def page_of(variants: Sequence[Variant], told: Mapping[str, Any]) -> str:
         "",
         "A run set up badly is profiled and advised on: tiny buckets, micro-batches that are too small, files of "
         "unequal size dealt at random, no loader workers, a disk that is made slow. All runs are measured in turn, in "
-        f"fresh ranks, {len(first.seconds)} rounds; shown are medians. Predictions come from profiles of the bad run "
-        f"in the same rounds and the preset `{told['advice']['basis'].get('devices', '')}`. Gains are shares of a "
+        f"the same ranks, {len(first.seconds)} rounds; shown are medians. Predictions come from profiles of the bad "
+        f"run in the same rounds and the preset `{devices}`. Gains are shares of a "
         "step. Made by `python -m benchmarks.advice`.",
         "",
         f"Ran on: {cores} cores, {NUM_RANKS} ranks, Gloo over loopback; torch {importlib.metadata.version('torch')}.",
@@ -202,5 +213,4 @@ def page_of(variants: Sequence[Variant], told: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    WORK.mkdir(parents=True, exist_ok=True)
     main()

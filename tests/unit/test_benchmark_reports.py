@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from benchmarks.advice import Variant
+from benchmarks.advice import CONFIG, Variant
 from benchmarks.advice import page_of as advice_page
 from benchmarks.contenders.planner_ranks import Job, Seen
 from benchmarks.memory_budget import images_per_second, report
 from benchmarks.planner import SIZES, jobs_of, key_of, num_ranks_of
 from benchmarks.planner_report import Row
 
+from convmesh.config import parse_config
 from convmesh.planner.prediction import MemoryUse, Prediction, Seconds
 
 JOB = Job(engine="torch", network="resnet18", image_size=64, global_batch=16, mesh={"data": 2})
@@ -74,13 +74,13 @@ def test_every_mesh_is_trained_with_and_without_accumulation_and_recomputation()
 
 
 def test_the_advice_loop_tells_each_gain_beside_what_was_predicted() -> None:
-    told = {"advice": {"basis": {"devices": "two cores"}}}
+    run = parse_config(CONFIG)
     variants = [
-        Variant("as it was", Path("bad.yaml"), foretold=[0.2, 0.2], seconds=[0.2, 0.22]),
-        Variant("buckets: `x`", Path("one.yaml"), "buckets", foretold=[0.15, 0.15], seconds=[0.14, 0.14]),
-        Variant("together: `x`", Path("all.yaml"), foretold=[0.1, 0.1], seconds=[0.105, 0.105]),
+        Variant("as it was", run, foretold=[0.2, 0.2], seconds=[0.2, 0.22]),
+        Variant("buckets: `x`", run, "buckets", foretold=[0.15, 0.15], seconds=[0.14, 0.14]),
+        Variant("together: `x`", run, foretold=[0.1, 0.1], seconds=[0.105, 0.105]),
     ]
-    text = advice_page(variants, told)
+    text = advice_page(variants, "two cores")
     assert "| buckets: `x` | 150 | 140 | 140 to 140 | 25.0% | 33.3% | 0.75 |" in text
     assert "2.00 times its images per second" in text
     assert "2 rounds" in text
