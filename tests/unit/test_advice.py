@@ -232,6 +232,10 @@ def test_workers_hide_a_slow_disk_and_not_more_than_free_cores_can_compute() -> 
     # On two cores that two ranks keep busy, decoding elsewhere is no quicker.
     busy = Machine(cores=2, num_ranks=2, cpu_seconds=rest + reading, reading_cpu_seconds=reading)
     assert "workers" not in _kinds(case.advise(reading=reading, machine=busy))
+    # Files that take long now and then still keep a rank waiting, and all ranks wait for it.
+    uneven = np.array([[0.0, 0.0, 6.0, 0.0, 0.0, 0.0], [0.0] * 6]) * rest
+    one = dataclasses.replace(case.setting, run=_run(data__num_workers=1))
+    assert case.foresight(reading=uneven, machine=free).seconds(one) > 1.3 * rest
     # What takes three steps to read needs three workers, of those numbers that are tried four.
     slow = _piece(case.advise(reading=3 * rest, machine=free), "workers")
     assert slow.changes == {"data.num_workers": 4}

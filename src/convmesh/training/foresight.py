@@ -5,8 +5,8 @@ not know of (data, unequal ranks, whatever nobody noted) is taken from the profi
 
     step = communication + the largest of the ranks' (other work + reading) + what the model says that changes
 
-With loader workers a rank no longer reads itself. Then a step takes as long as the slowest of three: all the rest, what
-its workers take for a batch, and what all ranks and workers of a node compute, spread over its cores.
+With loader workers a rank no longer reads itself: it waits for what they have not read yet, which is simulated step by
+step. And a step takes no less than what all ranks and workers of a node compute, spread over its cores.
 
 Legend: R ranks, S steps.
 """
@@ -23,6 +23,7 @@ from convmesh.config import RunConfig
 from convmesh.config.execution import execution_of
 from convmesh.data.open import DataSets
 from convmesh.data.reader import sampler_of
+from convmesh.engines.reading_ahead import UPDATES_AHEAD
 from convmesh.graph import Graph
 from convmesh.mesh import Mesh
 from convmesh.plan import Plan, resolve
@@ -148,9 +149,8 @@ class Foresight:
         rest += observed.own_seconds(np.zeros_like(observed.reading_RS))
         if workers == 0:
             return rest + self._reading_alone
-        return max(
-            rest, self._reading_alone / workers, self._computing(changed - (then.communication - now.communication))
-        )
+        computing = self._computing(changed - (then.communication - now.communication))
+        return max(self._read_ahead(setting, rest, workers), computing)
 
     def memory_bytes(self, setting: Setting) -> int:
         """Of the rank that needs most: what was measured, and by how much the prediction changes."""
@@ -219,6 +219,25 @@ class Foresight:
     @property
     def _num_readers(self) -> int:
         return readers_of(self.setting.run)
+
+    def _read_ahead(self, setting: Setting, rest: float, workers: int) -> float:
+        """Seconds of a step, if workers of each rank read what it read itself, as far ahead as the loaders allow.
+
+        The profiled steps are gone through twice, and the second time counts: by then workers are as far ahead as they
+        get. All ranks end a step together.
+        """
+        reading_RS = self.reading_as(setting)
+        if self._num_readers:
+            reading_RS = np.full_like(reading_RS, self._reading_alone)
+        read_R, end, ends = np.zeros(len(reading_RS)), 0.0, [0.0]
+        taken = [read_R] * UPDATES_AHEAD
+        for reading_R in np.concatenate([reading_RS, reading_RS], axis=1).T:
+            read_R = np.maximum(read_R, taken[-UPDATES_AHEAD]) + reading_R / workers
+            taken.append(np.maximum(end, read_R))
+            end = float(taken[-1].max()) + rest
+            ends.append(end)
+        num_steps = reading_RS.shape[1]
+        return (end - ends[num_steps]) / num_steps
 
     def _computing(self, changed: float) -> float:
         """Seconds that the cores of a node take for all that ranks and workers compute in a step."""

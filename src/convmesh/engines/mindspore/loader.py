@@ -16,11 +16,11 @@ import numpy as np
 from mindspore import Tensor, dataset
 
 from convmesh.engines.contract import Batch, Reader
+from convmesh.engines.reading_ahead import micro_batches_ahead
 
 Key = tuple[int, int, int]
 
 _COLUMNS = ["images_NHWC", "labels_N", "weights_N", "num_skipped", "failure"]
-_PREFETCHED = 2
 """Micro-batches that are read ahead per worker."""
 
 _PREFETCH_LOCK = threading.Lock()
@@ -77,9 +77,7 @@ def load(reader: Reader, keys: Sequence[Key], *, num_workers: int) -> Iterator[M
     if not keys:
         return
     num_workers = min(num_workers, len(keys))
-    # An update takes all of its micro-batches at once, and those of the next must be there by then.
-    of_update = sum(key[:2] == keys[0][:2] for key in keys)
-    with _prefetching(max(_PREFETCHED, of_update)):
+    with _prefetching(micro_batches_ahead(keys)):
         source = dataset.GeneratorDataset(
             _ReadByKey(reader, keys),
             _COLUMNS,

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from convmesh.engines.contract import Batch, Reader
+from convmesh.engines.reading_ahead import micro_batches_ahead
 
 Key = tuple[int, int, int]
 
@@ -70,7 +71,7 @@ def load(reader: Reader, keys: Sequence[Key], *, num_workers: int, device: torch
     Args:
         reader: Gives NumPy arrays; copied into worker processes if there are any.
         keys: Which micro-batches.
-        num_workers: Worker processes, together at least one update ahead; 0 reads in this process.
+        num_workers: Worker processes, together two updates ahead; 0 reads in this process.
         device: Where the micro-batches shall lie; copied from pinned memory, without waiting, to a GPU.
 
     Yields:
@@ -86,7 +87,7 @@ def load(reader: Reader, keys: Sequence[Key], *, num_workers: int, device: torch
             batch_size=None,
             collate_fn=_unchanged,
             num_workers=num_workers,
-            prefetch_factor=_read_ahead(keys, num_workers) if num_workers else None,
+            prefetch_factor=max(2, math.ceil(micro_batches_ahead(keys) / num_workers)) if num_workers else None,
             pin_memory=device.type == "cuda",
         )
     )
@@ -94,12 +95,6 @@ def load(reader: Reader, keys: Sequence[Key], *, num_workers: int, device: torch
         if isinstance(item, _Failure):
             raise item.rebuild()
         yield _on_device(item, device)
-
-
-def _read_ahead(keys: Sequence[Key], num_workers: int) -> int:
-    """Micro-batches that each worker is ahead: an update takes all of its own at once, and the next must be there."""
-    of_update = sum(key[:2] == keys[0][:2] for key in keys)
-    return max(2, 1 + math.ceil(of_update / num_workers))
 
 
 def to_device(batch: Batch, device: torch.device) -> TorchBatch:
