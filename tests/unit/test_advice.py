@@ -316,6 +316,17 @@ def test_the_cluster_of_a_run_predicts_the_run_and_has_its_links() -> None:
     assert again.forward == pytest.approx(case.prediction.seconds.forward * 3, rel=0.2)
 
 
+def test_collectives_of_other_names_change_nothing() -> None:
+    case = Case()
+    foreign = dataclasses.replace(case.gradients(), kind="ncclDevKernel_AllReduce", purpose="")
+
+    fitted = refit(
+        case.cluster, case.observed(transfers=(foreign,)), case.prediction, {"data": GroupShape(num_ranks=2)}
+    )
+
+    assert fitted.links == case.cluster.links
+
+
 def test_a_collective_that_waits_for_the_one_before_counts_only_its_own_time() -> None:
     builders = []
     for rank in range(2):

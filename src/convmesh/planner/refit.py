@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
-from convmesh.planner.cluster import Cluster, Curve, Link, Links, Way
+from convmesh.planner.cluster import Cluster, CollectiveKind, Curve, Link, Links, Way
 from convmesh.planner.fitting import fit_alpha_beta
 from convmesh.planner.links import CollectiveSeconds, GroupShape
 from convmesh.planner.messages import sums_in_shared_memory
@@ -25,6 +26,8 @@ SOURCE = "profile"
 """Key of the figures that a profile has given."""
 
 _UPDATES = ("sgd", "adamw")
+_KINDS = get_args(CollectiveKind)  # An engine's own profiler has other names, that tell less.
+_PURPOSES = ("gradients", "activations")
 _LEAST_SIZES = 3
 _LEAST_RATIO = 4
 _LIMITS = (0.02, 50.0)
@@ -48,7 +51,7 @@ def refit(cluster: Cluster, observed: Observed, prediction: Prediction, groups: 
     update = _ratio(observed.optimizer_seconds, seconds.optimizer)
     links = cluster.links
     for transfers in observed.transfers:
-        if transfers.axis in groups and transfers.purpose in {"gradients", "activations", ""}:
+        if transfers.axis in groups and transfers.kind in _KINDS and transfers.purpose in _PURPOSES:
             shared = transfers.axis == "data" and sums_in_shared_memory(prediction.candidate, cluster)
             way: Way = "shared_memory" if shared else "collective"
             links = _with_transfers(cluster, links, transfers, groups[transfers.axis], way)
