@@ -84,3 +84,4 @@ def test_the_advice_loop_tells_each_gain_beside_what_was_predicted() -> None:
     assert "| buckets: `x` | 150 | 140 | 140 to 140 | 25.0% | 33.3% | 0.75 |" in text
     assert "2.00 times its images per second" in text
     assert "2 rounds" in text
+    assert "reached by buckets, all together; not by none." in text
