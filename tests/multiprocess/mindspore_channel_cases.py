@@ -179,7 +179,7 @@ class Norms(nn.Cell):
 
 
 class Softmaxes(nn.Cell):
-    """Softmax over channels and its logarithm, layer norm over them alone, each a cell of its own."""
+    """Softmax over channels and its logarithm, layer norm over them alone, each a cell of its own, and a gate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,13 +188,15 @@ class Softmaxes(nn.Cell):
         self.conv2 = nn.Conv2d(9, 7, 3, stride=2, pad_mode="pad", padding=1)
         self.log = nn.LogSoftmax(axis=1)
         self.conv3 = nn.Conv2d(7, 10, 3, stride=2, pad_mode="pad", padding=1)
+        self.mask = nn.Conv2d(10, 1, 3, pad_mode="pad", padding=1)
         self.flatten = nn.Flatten()
         self.norm = nn.LayerNorm((160,), begin_norm_axis=1, begin_params_axis=1)
         self.fc = nn.Dense(160, 10)
 
     def construct(self, x: Tensor) -> Tensor:
         x = self.log(self.conv2(self.softmax(self.conv1(x))))
-        return self.fc(self.norm(self.flatten(ops.tanh(self.conv3(x)))))
+        x = ops.tanh(self.conv3(x))
+        return self.fc(self.norm(self.flatten(x * ops.sigmoid(self.mask(x)))))
 
 
 class Twice(nn.Cell):

@@ -112,6 +112,7 @@ def test_operators_along_channels_equal_one_device_without_shared_memory(rank_po
         assert answer["counted"] == answer["told"], answer
         splits = answer["splits"]
         assert [splits[name] for name in ("softmax", "log", "norm")] == [("channels", "none", "none")] * 3, splits
+        assert splits["mask"] == ("whole", "gather", "copy"), splits
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 3), (4, 3, 2)], ids=["all-gather", "all-reduce"])
