@@ -22,7 +22,9 @@ from convmesh.version import __version__
 ImageShape = tuple[int, int, int]
 
 _OPTIONS_FIX = "Or give --image-shape HxWxC and --classes K, which need no data"
-_READ_BY = ("graph/*.py", "engines/*.py", "engines/{engine}/trace*.py", "models/{engine}/*.py")
+_READ_BY = (
+    "graph/*.py", "engines/*.py", "engines/{engine}/trace*.py", "engines/{engine}/calls.py", "models/{engine}/*.py",
+)  # fmt: skip
 
 
 def read_graph(
