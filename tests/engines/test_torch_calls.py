@@ -77,13 +77,13 @@ def test_others_are_called_in_their_place_and_those_of_inner_modules_are_not() -
     network, recorder = Mixed(), Recorder()
     x = torch.randn(2, 3, 6, 6)
     expected = network(x)
-    calls = {number: Call(f"op{number}", kind, work=recorder) for number, kind in ((3, "mean"), (9, "sum"))}
-    replace_calls(network, calls)
+    graph = trace(network, (2, 3, 6, 6))
+    replace_calls(network, {3: Call(graph.node("mean"), work=recorder), 9: Call(graph.node("sum"), work=recorder)})
     got = network(x)
     assert recorder.called == ["mean", "sum"]
     assert not torch.allclose(got, expected)
     inner = Recorder()
-    replace_calls(network.once, {0: Call("once", "softmax", before=[torch.zeros_like], work=inner)})
+    replace_calls(network.once, {0: Call(graph.node("once"), before=[torch.zeros_like], work=inner)})
     network(x)
     assert inner.called == ["softmax"]
     assert recorder.called == ["mean", "sum"] * 2
@@ -96,22 +96,25 @@ def test_others_are_called_in_their_place_and_those_of_inner_modules_are_not() -
 
 
 class Moody(nn.Module):
-    """Calls other functions at other sizes."""
+    """Calls other functions, or the same along other dims, at other sizes."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) == 2:
-            return x.softmax(1)
-        return x.mean(1) if len(x) == 3 else x
+        if len(x) < 4:
+            return x.softmax(1) if len(x) == 2 else x.log_softmax(dim=-1)
+        return x.softmax(0) if len(x) == 4 else x
 
 
 def test_a_forward_that_calls_other_functions_is_refused() -> None:
     network = Moody()
-    replace_calls(network, {0: Call("softmax", "softmax", work=Recorder())})
+    graph = trace(network, (2, 3))
+    replace_calls(network, {0: Call(graph.node("softmax"), work=Recorder())})
     network(torch.zeros(2, 3))
-    with pytest.raises(ModelError, match=r"does not call softmax .*mean is called in place of it"):
+    with pytest.raises(ModelError, match=r"does not call softmax .*log_softmax of dim 1 in place of softmax of dim 1"):
         network(torch.zeros(3, 3))
-    with pytest.raises(ModelError, match=r"it is not called"):
+    with pytest.raises(ModelError, match=r"softmax of dim 0 in place of softmax of dim 1"):
         network(torch.zeros(4, 3))
+    with pytest.raises(ModelError, match=r"it is not called"):
+        network(torch.zeros(5, 3))
 
 
 class Maxima(nn.Module):

@@ -8,7 +8,7 @@ those that the plan names do something else instead. ``forward`` itself stays as
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from convmesh.errors import ModelError
+from convmesh.graph import Node
 
 _NUMBER = "convmesh_call"
 
@@ -84,15 +85,13 @@ class Call:
     """What is done in place of one call.
 
     Args:
-        name: Of the operator.
-        kind: Its kind.
+        node: The operator that it is.
         before: Changes of its input, in order.
         work: What is called with the function, the input and the other arguments; None for the function itself.
         after: Changes of its output, in order.
     """
 
-    name: str
-    kind: str
+    node: Node
     before: list[Callable[[Tensor], Tensor]] = field(default_factory=list)
     work: Callable[..., Any] | None = None
     after: list[Callable[[Tensor], Tensor]] = field(default_factory=list)
@@ -103,12 +102,12 @@ class Call:
         Raises:
             ModelError: If the network calls another function here than when it was read.
         """
-        if KINDS[function] != self.kind:
-            raise self._changed(f"{function.__name__} is called in place of it")
-        x = options.pop("input") if "input" in options else arguments[0]
+        x, rest = (options.pop("input"), arguments) if "input" in options else (arguments[0], arguments[1:])
+        given, expected = _told(function, x, rest, options), _expected(self.node)
+        if given != expected:
+            raise self._changed(f"{given} in place of {expected}")
         for change in self.before:
             x = change(x)
-        rest = arguments[1:] if arguments and "input" not in options else arguments
         result = function(x, *rest, **options) if self.work is None else self.work(function, x, *rest, **options)
         for change in self.after:
             result = change(result)
@@ -120,10 +119,45 @@ class Call:
 
     def _changed(self, got: str) -> ModelError:
         return ModelError(
-            f"forward does not call {self.name} ({self.kind}) as when the network was read",
+            f"forward does not call {self.node.name} ({self.node.kind}) as when the network was read in training",
             got=got,
-            fix="Let forward call the same functions whatever the values and sizes of its input",
+            fix="Let forward call the same functions whatever its input, in training and in evaluation",
         )
+
+
+def _told(function: Any, x: Tensor, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> str:
+    """A call in words: the function and the dims along which it works."""
+    kind, name = KINDS[function], function.__name__
+    given = dict(zip(_POSITIONS.get(kind, ("dim",)), arguments, strict=False)) | dict(options)
+    if kind == "layer_norm":
+        return _in_words(name, range(x.ndim - len(given["normalized_shape"]), x.ndim))
+    dim: Any = given.get("dim", given.get("axis", 0 if kind == "split" else None))
+    if isinstance(dim, Tensor):
+        return name  # The larger of two tensors.
+    if dim is None and kind == "softmax":
+        dim = 0 if x.ndim in {0, 1, 3} else 1  # What PyTorch then takes.
+    dims = [dim] if isinstance(dim, int) else dim or range(x.ndim)
+    return _in_words("split" if kind == "split" else name, [place % x.ndim for place in dims])
+
+
+_POSITIONS = {"layer_norm": ("normalized_shape",), "split": ("sizes", "dim")}
+"""Names of the arguments after the input, as far as they count."""
+
+
+def _expected(node: Node) -> str:
+    """How `_told` tells of the call that an operator is."""
+    attributes = node.attributes
+    if node.kind == "layer_norm":
+        return _in_words(node.kind, range(len(node.shape) - attributes["num_dims"], len(node.shape)))
+    if node.kind == "softmax":
+        return _in_words("log_softmax" if attributes["log"] else "softmax", [attributes["dim"]])
+    if node.kind == "split":
+        return _in_words("split", [attributes["dim"]])
+    return _in_words("max" if attributes.get("ties") == "first" else node.kind, attributes["dims"])
+
+
+def _in_words(name: str, dims: Iterable[int]) -> str:
+    return f"{name} of dim {', '.join(map(str, sorted(dims)))}"
 
 
 def replace_calls(module: nn.Module, calls: Mapping[int, Call]) -> None:

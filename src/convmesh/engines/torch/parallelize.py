@@ -213,7 +213,7 @@ def _replace_all(
         elif node.kind == "instance_norm" and entry.shards:
             _tell_width(network.get_submodule(node.module), len(next(iter(entry.shards.values())).lists[axis.position]))
         if entry.along or node.call is not None:
-            call = calls.setdefault(node.module, {}).setdefault(node.call or 0, Call(node.name, node.kind))
+            call = calls.setdefault(node.module, {}).setdefault(node.call or 0, Call(node))
             _change_call(call, node, entry, axis, again)
         if node.call is None:
             _change_at_border(network, node, entry, axis, again)
