@@ -258,6 +258,7 @@ class Gates(nn.Module):
         x = x - x.mean(dim=1, keepdim=True)
         x = x * torch.rsqrt(self.scale * x.square().mean(1, keepdim=True) + 0.1)
         x = torch.exp(self.conv3(x))
+        x = x / (x.square().sum((1, 2, 3)) + 1).sqrt().view(-1, 1, 1, 1)
         return (x / x.sum(1, keepdim=True)).mean((2, 3))
 
 

@@ -13,6 +13,7 @@ from convmesh.errors import ConvMeshError
 from convmesh.graph import Edge, Graph, Node
 from convmesh.mesh import Mesh
 from convmesh.plan import CHANNEL, Choice, Entry, Plan, resolve
+from convmesh.plan.activations import rank_activations
 from convmesh.plan.along import across_pieces, pieces_of
 from convmesh.plan.by_rule import plan_by_rule
 from convmesh.plan.collectives import operator_collectives
@@ -140,6 +141,19 @@ def test_what_is_spread_over_channels_is_lent_and_its_gradient_summed() -> None:
     # Sums that a layer makes of parts are not lent; channels of a layer that are gathered are.
     summing = Plan(mesh=TWO, entries=(*out("conv1").entries, Entry(pattern="mask", axes={CHANNEL: SUMS})))
     assert resolve(spread(), summing).operators["scale"].output == Replicate()
+
+
+def test_what_is_spread_over_samples_is_lent_too() -> None:
+    build = Builder()
+    x = build.convolution("conv1", "input", 6)
+    total = build.add("sum", "sum", x, (2,), attributes={"dims": (1, 2, 3), "keep_dims": False}, module="", call=0)
+    wide = build.add("view", "reshape", total, (2, 1, 1, 1), attributes={"shape": (2, 1, 1, 1)}, module="")
+    graph = build.graph(build.convolution("conv2", build.add("scale", "multiply", (x, wide), (2, 6, 8, 8)), 4))
+    found = resolve(graph, out("conv1", "conv2"))
+    assert (found.operators["sum"].after.kind, found.operators["scale"].split) == ("copy", "channels")
+    kept = rank_activations(found).kept
+    assert kept["scale"] == 2 * 3 * 64 * FLOAT + 2 * FLOAT
+    assert operator_collectives(found, position=0)["sum"] == (("all-reduce", 2 * FLOAT), ("all-reduce", 2 * FLOAT))
 
 
 @given(sizes=st.lists(st.integers(2, 9), min_size=1, max_size=4), num_ranks=st.integers(1, 4))

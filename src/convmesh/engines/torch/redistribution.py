@@ -37,7 +37,7 @@ def redistribute(tensor: Tensor, change: Change, axis: ChannelAxis, *, spared: b
         return tensor
     if change.source:
         check_channels(tensor, len(change.source[axis.position]))
-    if spared and is_repeating():
+    if spared and is_repeating() and change.kind != "copy":
         whole = sum(map(len, change.source)) if change.source else tensor.shape[1]
         zeros: Tensor = Spared.apply(tensor, len(change.target[axis.position]) if change.target else whole)
         return zeros
