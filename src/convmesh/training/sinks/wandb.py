@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 
 import wandb
 
@@ -36,7 +37,8 @@ class WeightsAndBiases:
         about.keep_number("wandb", number)
         # Its own steps may only rise, and a resumed run does some updates over again.
         self._run.define_metric("*", step_metric="update")
-        self.place = self._run.dir if self._run.offline else self._run.url or self._run.dir
+        folder = str(Path(self._run.dir).parent)
+        self.place = folder if self._run.offline else self._run.url or folder
 
     def log(self, scalars: Mapping[str, float], *, update: int) -> None:
         """Adds points."""
