@@ -43,6 +43,7 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python -m benchmarks.memory_budget
 	$(BIN)/python -m benchmarks.profile_overhead
 	$(BIN)/python -m benchmarks.profile_scale
+	$(BIN)/python -m benchmarks.advice
 
 docs: $(VENV)/.ready-dev
 	$(BIN)/convmesh config reference --language en > docs/en/configuration.md
