@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders.planner_ranks import Job
-from benchmarks.planner import graph_of, predict_job, run_job
+from benchmarks.planner import graph_of, run_job
 
 from convmesh.graph import Graph
 from convmesh.mesh import Mesh
@@ -40,8 +40,8 @@ NUM_RANKS = 4
 GOAL = 1.54
 """The published step from 120 to 185 images per second."""
 
-_MARGIN = 0.03
-"""Share of the limit that a plan is made to leave free, since predictions err."""
+_MARGIN = 0.12
+"""Share of the limit that a plan is made to leave free, since predictions err by as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,8 @@ def stories(engine: str) -> tuple[Story, ...]:
         num_channels=1,
     )
     return (
-        Story(title="ResNet-152", job=deep, limit_bytes=(1200 + base) * MIB),
+        Story(title="ResNet-152", job=deep, limit_bytes=(1450 + base) * MIB),
+        Story(title="ResNet-152, less memory", job=deep, limit_bytes=(1100 + base) * MIB),
         Story(title="CT network", job=scans, limit_bytes=(1100 + base) * MIB),
         Story(title="CT network, less memory", job=scans, limit_bytes=(600 + base) * MIB),
     )
@@ -94,35 +95,19 @@ class Contender:
     predicted_bytes: int = 0
 
 
-def contenders(story: Story, graph: Graph, cluster: Cluster) -> Iterator[Contender]:
-    """Plain data parallel, data parallel with accumulation, and the planner's plan."""
+def plain(story: Story, *, per_rank: int) -> Contender:
+    """Data parallel with so many samples per rank and one reduction for each batch, whatever is told of it."""
+    job = dataclasses.replace(story.job, global_batch=per_rank * NUM_RANKS)
+    return Contender(title=f"data parallel, {per_rank} a rank", job=job)
+
+
+def others(story: Story, graph: Graph, cluster: Cluster, *, per_rank: int) -> Iterator[Contender]:
+    """Data parallel with accumulation, given the largest batch that really fits (0: none), and the planner's plan."""
     limit = int(story.limit_bytes * (1 - _MARGIN))
-    plain = _largest(story, graph, cluster, limit)
-    yield plain
-    if plain.job is None:
-        yield Contender(title="data parallel, accumulated", job=None)
-    else:
-        times = max(1, story.job.global_batch // plain.job.global_batch)
-        job = dataclasses.replace(plain.job, global_batch=plain.job.global_batch * times, accumulation=times)
-        yield _judged("data parallel, accumulated", job, graph, cluster, limit)
+    times = max(1, story.job.global_batch // (max(1, per_rank) * NUM_RANKS))
+    job = dataclasses.replace(story.job, global_batch=per_rank * NUM_RANKS * times, accumulation=times)
+    yield Contender(title="data parallel, accumulated", job=job if per_rank else None)
     yield _planned(story, graph, cluster, limit)
-
-
-def _largest(story: Story, graph: Graph, cluster: Cluster, limit: int) -> Contender:
-    """Data parallel with the most samples per rank that are told to fit, one reduction for each batch."""
-    best = Contender(title="data parallel, largest batch", job=None)
-    for per_rank in range(1, story.job.global_batch // NUM_RANKS + 1):
-        job = dataclasses.replace(story.job, global_batch=per_rank * NUM_RANKS)
-        found = _judged(best.title, job, graph, cluster, limit)
-        if found.job is None:
-            break
-        best = found
-    return best
-
-
-def _judged(title: str, job: Job, graph: Graph, cluster: Cluster, limit: int) -> Contender:
-    held = predict_job(job, graph, cluster).memory.total
-    return Contender(title=title, job=job if held <= limit else None, predicted_bytes=held)
 
 
 def _planned(story: Story, graph: Graph, cluster: Cluster, limit: int) -> Contender:
@@ -166,14 +151,28 @@ class Bench:
         cluster = self._cluster(story, graph)
         if cluster is None:
             return False
-        for contender in contenders(story, graph, cluster):
-            name = f"{story.job.engine}: {story.title}, {story.limit_bytes // MIB} MiB: {contender.title}"
-            if name in self.found():
-                continue
-            if time.monotonic() > self._deadline:
+        per_rank = 0
+        while per_rank < story.job.global_batch // NUM_RANKS:
+            entry = self._seen(story, plain(story, per_rank=per_rank + 1), num_updates)
+            if entry is None:
                 return False
-            self._note(name, story, contender, num_updates)
+            if images_per_second(entry) is None:
+                break
+            per_rank += 1
+        for contender in others(story, graph, cluster, per_rank=per_rank):
+            if self._seen(story, contender, num_updates) is None:
+                return False
         return True
+
+    def _seen(self, story: Story, contender: Contender, num_updates: int) -> dict[str, Any] | None:
+        """What a contender showed, now or in an earlier call; None if time is up."""
+        name = f"{story.job.engine}: {story.title}, {story.limit_bytes // MIB} MiB: {contender.title}"
+        if name not in self.found():
+            if time.monotonic() > self._deadline:
+                return None
+            self._note(name, story, contender, num_updates)
+        entry: dict[str, Any] = self.found()[name]
+        return entry
 
     def found(self) -> dict[str, Any]:
         """What was measured so far, by name."""
@@ -260,12 +259,14 @@ def _verdict(entries: Sequence[dict[str, Any]]) -> Iterator[str]:
     plan = rates.get("the plan")
     if plan is None:
         return
-    plain, accumulated = rates.get("data parallel, largest batch"), rates.get("data parallel, accumulated")
-    if plain is None:
+    accumulated = rates.get("data parallel, accumulated")
+    fitting = [rate for title, rate in rates.items() if title.endswith("a rank") and rate is not None]
+    if not fitting:
         yield "Plain data parallel can't run this within the limit; the plan does."
         return
-    verdict = "reached" if plan / plain >= GOAL else "missed"
-    yield f"- The plan over plain data parallel: {plan / plain:.2f}; goal {GOAL}: {verdict}."
+    largest = fitting[-1]
+    verdict = "reached" if plan / largest >= GOAL else "missed"
+    yield f"- The plan over plain data parallel: {plan / largest:.2f}; goal {GOAL}: {verdict}."
     if accumulated is not None:
         yield f"- The plan over data parallel with accumulation: {plan / accumulated:.2f}."
 
@@ -276,8 +277,9 @@ def _header() -> list[str]:
         "# A limit of memory",
         "",
         f"{NUM_RANKS} ranks with one thread each and one limit of resident memory per rank, framework included. Plain "
-        "data parallel takes the largest batch that fits and reduces once per batch; accumulated, it reduces once per "
-        "global batch of the plan. The plan is what the planner chooses within "
+        "data parallel reduces once per batch and is given one sample more until a rank holds more than the limit; "
+        "accumulated, its largest batch is reduced once per global batch of the plan. The plan is what the planner "
+        "chooses within "
         f"{1 - _MARGIN:.0%} of the limit, from `convmesh calibrate` on this machine. Random images held in memory, "
         "float32, SGD with momentum. Images/s: median over the updates, with the range in brackets. Memory: the most "
         "that a rank's process held. Made by `python -m benchmarks.memory_budget`.",
@@ -290,7 +292,7 @@ def _header() -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engines", nargs="*", default=["torch", "mindspore"], choices=["torch", "mindspore"])
-    parser.add_argument("--stories", type=int, nargs="*", default=[0, 1, 2], help="places in the list of stories")
+    parser.add_argument("--stories", type=int, nargs="*", default=[0, 1, 2, 3], help="places in the list of stories")
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1e9, help="start nothing new after so long")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of what was measured so far")

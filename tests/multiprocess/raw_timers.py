@@ -29,22 +29,25 @@ class RawTimer:
     """Seconds for which collectives keep a rank.
 
     Attributes:
-        blocked_seconds: In collectives that block.
+        blocked_seconds: In collectives that block, since ``end_step``.
         depth: Of collectives within collectives; only the outermost counts.
         sent: When each collective that works beside was begun, since ``end_step``.
         done: When each of them was done.
+        steps: Seconds of each step that has ended.
     """
 
     blocked_seconds: float = 0.0
     depth: int = 0
     sent: list[float] = field(default_factory=list)
     done: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
 
     def end_step(self) -> None:
         """Counts what works beside the backward from the last one on: then nothing is left to compute."""
         if self.sent:
             self.blocked_seconds += max(self.done) - self.sent[-1]
-        self.sent, self.done = [], []
+        self.steps.append(self.blocked_seconds)
+        self.blocked_seconds, self.sent, self.done = 0.0, [], []
 
     def timed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The function, timed."""

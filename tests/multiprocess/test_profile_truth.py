@@ -54,16 +54,17 @@ def test_communication_is_what_timers_round_the_raw_collectives_say(
 ) -> None:
     if not is_installed(engine):
         pytest.skip(f"{engine} is not installed")
-    trace, raw_R, seconds_R = profiled(engine, sizes)
+    trace, raw_RS, seconds_RS = profiled(engine, sizes)
 
     whole = break_down(trace)
     parts_RS = whole.compute_RS + whole.exposed_RS + whole.data_RS + whole.idle_RS
     assert np.allclose(parts_RS, whole.step_RS, rtol=0.02)
     assert (whole.idle_RS.sum() / whole.step_RS.sum()) < 0.25
-    share_R = whole.exposed_RS.sum(axis=1) / whole.step_RS.sum(axis=1)
-    raw_share_R = np.array(raw_R) / np.array(seconds_R)
-    assert (raw_share_R > 0.02).all(), "nothing was timed"
-    assert share_R == pytest.approx(raw_share_R, abs=0.03)
+    share_RS = whole.exposed_RS / whole.step_RS
+    raw_share_RS = np.array(raw_RS) / np.array(seconds_RS)
+    assert (raw_share_RS.mean(axis=1) > 0.02).all(), "nothing was timed"
+    # The median of the updates: whoever loses its core between the two timers is not to decide.
+    assert np.median(share_RS - raw_share_RS, axis=1) == pytest.approx(0.0, abs=0.03)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

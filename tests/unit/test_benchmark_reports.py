@@ -40,7 +40,7 @@ def test_a_plan_that_held_more_than_the_limit_does_not_count() -> None:
 
 def test_the_gain_is_told_against_both_ways_of_data_parallel() -> None:
     entries = [
-        entry("data parallel, largest batch", 1.0, global_batch=8),
+        entry("data parallel, 2 a rank", 1.0, global_batch=8),
         entry("data parallel, accumulated", 1.6),
         entry("the plan", 1.0),
     ]
