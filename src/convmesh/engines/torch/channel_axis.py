@@ -107,8 +107,9 @@ class ChannelAxis:
         num_channels = sum(map(len, lists))
         whole = self._empty(part, num_channels, dim)
         transport = self._transports.of(part, num_channels)
+        part_OCI, whole_OCI = self._in_memory(part, dim), self._in_memory(whole, dim)
         with self._count(purpose, "all-gather", part):
-            transport.gather(self._in_memory(part, dim), lists, self._in_memory(whole, dim))
+            transport.gather(part_OCI, lists, whole_OCI)
         return whole
 
     def reduce_scatter(self, partial: Tensor, lists: Lists, *, dim: int = 1, purpose: str = "activations") -> Tensor:
@@ -126,15 +127,17 @@ class ChannelAxis:
         partial = partial.contiguous(memory_format=self._format(partial))
         own = self._empty(partial, len(lists[self.position]), dim)
         transport = self._transports.of(partial, partial.shape[dim])
+        partial_OCI, own_OCI = self._in_memory(partial, dim), self._in_memory(own, dim)
         with self._count(purpose, "reduce-scatter", partial):
-            transport.reduce_scatter(self._in_memory(partial, dim), lists, self._in_memory(own, dim))
+            transport.reduce_scatter(partial_OCI, lists, own_OCI)
         return own
 
     def all_reduce(self, tensor: Tensor, *, purpose: str = "activations") -> Tensor:
         """The sum of all ranks' tensors, as a new tensor."""
         total = tensor.clone(memory_format=self._format(tensor))
+        transport, flat = self._transports.of(total, 1), flat_view(total)
         with self._count(purpose, "all-reduce", total):
-            self._transports.of(total, 1).all_reduce(flat_view(total))
+            transport.all_reduce(flat)
         return total
 
     @torch.no_grad()
