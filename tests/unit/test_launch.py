@@ -42,9 +42,9 @@ def start(tmp_path):
     folder = RunFolder(tmp_path)
     folder.logs.mkdir()
 
-    def start(*codes):
+    def start(*codes, **rest):
         command = (sys.executable, "-c", LAUNCHER, str(folder.logs), *codes)
-        launch(LaunchPlan(command=command, environment={}, num_ranks=len(codes)), folder=folder)
+        launch(LaunchPlan(command=command, environment={}, num_ranks=len(codes)), folder=folder, **rest)
 
     yield start
     for path in folder.logs.glob("rank_*.pid"):
@@ -88,6 +88,22 @@ def test_the_rank_that_failed_itself_is_told_not_the_one_that_heard_of_it(start)
 def test_a_crash_names_the_log(start):
     with pytest.raises(LaunchError, match=r"ZeroDivisionError: x. Its log is .*rank_1\.log"):
         start(STUCK, "fail(1, 'ZeroDivisionError', 'ZeroDivisionError: x')")
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_killed_rank_goes_on_only_where_a_checkpoint_is(start, tmp_path, saved):
+    if saved:
+        (tmp_path / "checkpoints" / "update_00000001").mkdir(parents=True)
+        (tmp_path / "checkpoints" / "update_00000001" / "state.json").touch()
+    with pytest.raises(LaunchError, match="then go on with --resume" if saved else "then start again"):
+        start(STUCK, "time.sleep(0.5); die()")
+
+
+def test_logs_that_do_not_last_are_told(start, tmp_path):
+    (tmp_path / "logs" / "rank_1.log").write_text("said before the end")
+    with pytest.raises(LaunchError, match=r"ZeroDivisionError: x .*\n.*said before the end") as caught:
+        start(STUCK, "fail(1, 'ZeroDivisionError', 'ZeroDivisionError: x')", lasts=False)
+    assert "Its log is" not in str(caught.value)
 
 
 def test_ranks_that_never_start(start):

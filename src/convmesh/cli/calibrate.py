@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from convmesh.cli.outputs import refuse_unwritable
 from convmesh.cli.train import EngineOption, SetOption
-from convmesh.errors import ConfigError
 from convmesh.units import format_bytes
 
 if TYPE_CHECKING:
@@ -34,7 +33,8 @@ def calibrate(
     from convmesh.training import calibration
     from convmesh.training.run_folder import write_atomically
 
-    _refuse_unwritable(output)
+    # Before anything is measured: a minute of measuring would be lost.
+    refuse_unwritable(output, what="the cluster file", option="--output")
     subject = calibration.subject_of(
         config, num_ranks=ranks, engine=engine, overrides=tuple(set_ or ()), seconds=seconds
     )
@@ -42,17 +42,6 @@ def calibrate(
     write_atomically(output, dump_cluster(cluster))
     typer.echo(_describe(cluster))
     typer.echo(f"Written to {output}; use it with: convmesh plan CONFIG --ranks {ranks} --cluster {output}")
-
-
-def _refuse_unwritable(path: Path) -> None:
-    """Before anything is measured: a minute of measuring would be lost."""
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError(
-            f"the cluster file '{path}' can't be written",
-            got="a folder" if path.is_dir() else f"no folder '{folder}' that may be written",
-            fix="Give --output a file in a folder that exists",
-        )
 
 
 def _describe(cluster: Cluster) -> str:

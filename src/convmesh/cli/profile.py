@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from convmesh.cli.check import RanksOption
+from convmesh.cli.outputs import refuse_existing, refuse_unwritable
 from convmesh.cli.report import LanguageOption as Language
 from convmesh.cli.report import LinksOption, read_cluster
 from convmesh.cli.train import ConfigArgument, EngineOption, MeshOption, PlanOption, SetOption
@@ -66,6 +67,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     from convmesh.training.profiling import FOLDER
 
     texts(language)
+    _check_output(advice_config)
     links = read_cluster(cluster)
     found = profile(
         config,
@@ -130,9 +132,16 @@ def show(
     from convmesh.report.profile_text import texts
 
     texts(language)
+    _check_output(advice_config)
     links = read_cluster(cluster)
     found = find_profile(folder) or folder
     _write(analyse(load_trace(found)), found, language=language, cluster=links, as_json=json_, output=advice_config)
+
+
+def _check_output(path: Path | None) -> None:
+    if path is not None:
+        refuse_unwritable(path, what="the run file", option="--advice-config")
+        refuse_existing(path, option="--advice-config")
 
 
 def _write(

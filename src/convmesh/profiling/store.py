@@ -133,7 +133,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
             fix="Make one with: convmesh profile CONFIG, or convmesh profile import PATH -o DIR",
         ) from None
     except (OSError, ValueError) as error:
-        raise ProfileError(f"'{path}' can't be read", got=str(error)) from None
+        raise ProfileError(f"'{path}' can't be read", got=str(error), fix="Profile or import again") from None
     if not isinstance(index, dict) or index.get("schema_version") != SCHEMA_VERSION:
         found = index.get("schema_version") if isinstance(index, dict) else type(index).__name__
         raise ProfileError(

@@ -96,7 +96,7 @@ def calibrate(subject: Subject, *, on_phases: Callable[[Mapping[str, float]], No
                 device=subject.device,
                 worker="convmesh.training.calibrate_worker",
             )
-            launch(plan, folder=folder)
+            launch(plan, folder=folder, lasts=False)
         finally:
             folder.release()
         measured = [load_measurement(folder.root, rank=rank) for rank in range(subject.num_ranks)]

@@ -22,6 +22,7 @@ from convmesh.engines import load_launcher
 from convmesh.engines.contract import LaunchRequest
 from convmesh.errors import ConvMeshError, LaunchError
 from convmesh.mesh import Mesh
+from convmesh.training.checkpoint import find_checkpoints
 from convmesh.training.processes import STARTER, name_this_process, rank_process
 from convmesh.training.run_folder import RunFolder
 
@@ -105,12 +106,13 @@ def free_port() -> int:
         return port
 
 
-def launch(plan: LaunchPlan, *, folder: RunFolder) -> None:
+def launch(plan: LaunchPlan, *, folder: RunFolder, lasts: bool = True) -> None:
     """Starts the ranks and waits until all are done.
 
     Args:
         plan: How they are started.
         folder: The run folder, prepared.
+        lasts: Whether the folder stays after an error. If not, errors tell the ends of logs instead of where they are.
 
     Raises:
         LaunchError: If the ranks can't be started, or one of them died; it tells the first cause.
@@ -130,7 +132,7 @@ def launch(plan: LaunchPlan, *, folder: RunFolder) -> None:
             )
         except OSError as error:
             raise LaunchError(f"{plan.command[0]} can't be started", got=error.strerror) from None
-    watch = _Watch(process, folder, plan.num_ranks)
+    watch = _Watch(process, folder, plan.num_ranks, lasts=lasts)
     with _stopped_by_signals():
         try:
             watch.wait()
@@ -141,8 +143,9 @@ def launch(plan: LaunchPlan, *, folder: RunFolder) -> None:
 class _Watch:
     """The processes of a run, found by the files in which ranks note their process number."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: RunFolder, num_ranks: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], folder: RunFolder, num_ranks: int, *, lasts: bool) -> None:
         self._process = process
+        self._lasts = lasts
         self._folder = folder
         self._num_ranks = num_ranks
         self._silent: list[int] = []
@@ -223,21 +226,26 @@ class _Watch:
             return LaunchError(
                 f"rank {rank} died without a word, as a process does that is killed or runs out of memory",
                 got=_tail(self._folder.rank_file(rank, "log")),
-                fix=f"Free memory or use smaller micro-batches, then go on with --resume --run-dir {self._folder.root}",
+                fix=f"Free memory or use smaller micro-batches, then {self._again()}",
             )
         scheduler = self._folder.scheduler_error
         said = scheduler.read_text() if scheduler.exists() else _tail(self._folder.logs / "launcher.log")
         if said and any(sign in said.lower() for sign in _PORT_TAKEN):
             return LaunchError("the port at which the ranks meet was taken by another program", fix="Start again")
-        return LaunchError("the ranks could not be started", got=said, fix=f"See the logs in {self._folder.logs}")
+        fix = f"See the logs in {self._folder.logs}" if self._lasts else "Start again, or look at: convmesh doctor"
+        return LaunchError("the ranks could not be started", got=said, fix=fix)
+
+    def _again(self) -> str:
+        """What goes on from the last checkpoint, or from the start where there is none, as in a profile."""
+        goes_on = self._lasts and find_checkpoints(self._folder.checkpoints)
+        return f"go on with --resume --run-dir {self._folder.root}" if goes_on else "start again"
 
     def _rank_failed(self, rank: int, error: dict[str, Any]) -> ConvMeshError:
         if error["code"] == ConvMeshError.exit_code:
             return LaunchError(f"rank {rank}: {error['message'].rstrip('.')}")
-        return LaunchError(
-            f"rank {rank} failed with {error['message'].rstrip('.')}",
-            fix=f"Its log is {self._folder.rank_file(rank, 'log')}",
-        )
+        log = self._folder.rank_file(rank, "log")
+        failed = f"rank {rank} failed with {error['message'].rstrip('.')}"
+        return LaunchError(failed, fix=f"Its log is {log}") if self._lasts else LaunchError(failed, got=_tail(log))
 
 
 def _is_consequence(error: dict[str, Any]) -> bool:

@@ -230,7 +230,7 @@ def _run(subject: Subject, task: Task, path: Path, *, mesh: Mesh) -> None:
         plan = plan_launch(
             subject.run, folder=folder, mesh=mesh, device=subject.device, worker="convmesh.training.verify_worker"
         )
-        launch(plan, folder=folder)
+        launch(plan, folder=folder, lasts=False)
     finally:
         folder.release()
 

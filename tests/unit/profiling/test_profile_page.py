@@ -120,3 +120,14 @@ def test_the_command_imports_and_keeps_what_it_read(tmp_path: Path) -> None:
         p.name for p in (tmp_path / "out").iterdir()
     }
     assert "aten::conv2d" in result.output
+
+
+@pytest.mark.parametrize("command", [("profile",), ("profile", "show")])
+def test_advice_never_replaces_a_file_that_is_there(tmp_path: Path, command: tuple[str, ...]) -> None:
+    own = tmp_path / "run.yaml"
+    own.write_text("engine: torch  # by hand")
+    for path, told in ((own, "is there already"), (tmp_path / "no" / "x.yaml", "can't be written")):
+        result = CliRunner().invoke(app, [*command, str(own), "--advice-config", str(path)])
+        assert isinstance(result.exception, ConfigError)
+        assert told in str(result.exception)
+    assert own.read_text() == "engine: torch  # by hand"
