@@ -21,7 +21,6 @@ from convmesh.engines.reading_ahead import micro_batches_ahead
 Key = tuple[int, int, int]
 
 _COLUMNS = ["images_NHWC", "labels_N", "weights_N", "num_skipped", "failure"]
-"""Micro-batches that are read ahead per worker."""
 
 _PREFETCH_LOCK = threading.Lock()
 
