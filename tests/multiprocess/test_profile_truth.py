@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convmesh.engines import is_installed
 from convmesh.plan.load import dump_plan
 from convmesh.profiling.analysis import analyse
 from convmesh.profiling.breakdown import break_down
@@ -52,8 +51,6 @@ def profiled(rank_pool: Pools, tmp_path: Path) -> Callable[..., Any]:
 def test_communication_is_what_timers_round_the_raw_collectives_say(
     engine: str, sizes: Mapping[str, int], profiled: Callable[..., Any]
 ) -> None:
-    if not is_installed(engine):
-        pytest.skip(f"{engine} is not installed")
     trace, raw_RS, seconds_RS = profiled(engine, sizes)
 
     whole = break_down(trace)
@@ -69,8 +66,6 @@ def test_communication_is_what_timers_round_the_raw_collectives_say(
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_tiny_buckets_are_named(engine: str, profiled: Callable[..., Any]) -> None:
-    if not is_installed(engine):
-        pytest.skip(f"{engine} is not installed")
     # Through shared memory MindSpore sums all buckets at once.
     trace, _, _ = profiled(engine, {"data": 2}, strategy={"bucket_bytes": 1}, shared_memory=False)
 
