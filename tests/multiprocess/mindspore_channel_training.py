@@ -15,7 +15,6 @@ from convmesh.engines.contract import Batch, Engine, TrainState, World
 from convmesh.engines.mindspore.channel_axis import channel_axis
 from convmesh.engines.mindspore.collectives import data_axis
 from convmesh.engines.mindspore.engine import MindSporeEngine
-from convmesh.engines.mindspore.partition import SAMPLES
 from convmesh.engines.mindspore.regroup import regroup_channels
 from convmesh.engines.mindspore.state import export_network
 from convmesh.engines.mindspore.trace import trace
@@ -25,7 +24,7 @@ from convmesh.mesh import Mesh
 from convmesh.models.mindspore import build
 from convmesh.plan import Choice, Entry, Execution, Plan, resolve
 from convmesh.plan.by_rule import plan_by_rule
-from convmesh.plan.collectives import channel_collectives
+from convmesh.plan.collectives import SAMPLES_TOLD, channel_collectives
 from convmesh.plan.network import network_facts
 from convmesh.training.sync import check_sync
 from tests.multiprocess.alive import live_tensors, whole_alive
@@ -143,7 +142,7 @@ def head_told(name: str, sizes: Mapping[str, int], head: Mapping[str, Any], num_
     """What an update of ``head_plan`` exchanges along data; on rank 0."""
     region = resolve(trace(network_of(name), (num_samples, 3, 12, 12)), head_plan(name, sizes, head)).region
     assert region is not None
-    found = channel_collectives(region, position=0, samples=SAMPLES)
+    found = channel_collectives(region, position=0, samples=SAMPLES_TOLD["mindspore"])
     return {entry.kind: (entry.number, entry.num_bytes) for entry in found}
 
 

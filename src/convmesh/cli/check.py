@@ -117,10 +117,9 @@ def _operators(resolved: ResolvedPlan) -> list[dict[str, Any]]:
 
 
 def _collectives(resolved: ResolvedPlan, engine: str) -> tuple[Any, ...]:
-    from convmesh.plan.collectives import channel_collectives
-    from convmesh.training.collectives import samples_told
+    from convmesh.plan.collectives import SAMPLES_TOLD, channel_collectives
 
-    return channel_collectives(resolved, position=0, samples=samples_told(engine))
+    return channel_collectives(resolved, position=0, samples=SAMPLES_TOLD[engine])
 
 
 def _execution_lines(plan: RunPlan, prepared: PreparedRun) -> Iterator[str]:

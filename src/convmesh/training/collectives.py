@@ -8,7 +8,7 @@ from typing import Protocol
 from convmesh.config import RunConfig
 from convmesh.engines.contract import Observation
 from convmesh.mesh import Mesh
-from convmesh.plan.collectives import Expected, SamplesTold, data_collectives, together, update_collectives
+from convmesh.plan.collectives import SAMPLES_TOLD, Expected, data_collectives, together, update_collectives
 from convmesh.training.planning import RunPlan
 
 _BYTES = {"float32": 4, "float64": 8}
@@ -101,21 +101,7 @@ def _expected_of_mindspore(subject: Subject, first: Observation) -> Mapping[str,
             element_bytes=_BYTES[subject.dtype],
             deterministic=subject.device == "cpu",
             norm_bytes=partition.NORM_BYTES,
-            samples=samples_told(subject.run.engine),
+            samples=SAMPLES_TOLD[subject.run.engine],
         )
         found[resolved.axis] = together(found.get(resolved.axis, ()), told)
     return found
-
-
-def samples_told(engine: str) -> SamplesTold:
-    """What an engine sends besides tensors where ranks exchange samples for channels.
-
-    Args:
-        engine: ``"torch"`` or ``"mindspore"``.
-
-    Returns:
-        Its bytes; numbers of samples are fixed in MindSpore's graphs, so that nobody tells them.
-    """
-    from convmesh.engines.mindspore.partition import SAMPLES
-
-    return SAMPLES if engine == "mindspore" else SamplesTold()

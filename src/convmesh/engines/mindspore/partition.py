@@ -7,15 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from convmesh.plan.buckets import pack_buckets
-from convmesh.plan.collectives import SAMPLES_TOLD, Expected
+from convmesh.plan.collectives import Expected
 
 NORM_BYTES = 8
 """Bytes of the all-reduce by which the ranks of the channel axis agree on overflow and the gradient's norm: two numbers
 in float32, the only type that MindSpore sums on the CPU."""
-
-
-SAMPLES = SAMPLES_TOLD["mindspore"]
-"""What is sent besides where samples are exchanged for channels."""
 
 
 @dataclass(frozen=True)
