@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -142,7 +143,8 @@ def channel_shuffle(call: Call) -> Meaning:
 def reduction(call: Call) -> Meaning:
     """``mean`` and ``sum`` over some or all dims."""
     shape = call.shape("self")
-    dims = call.arguments.get("dim") or range(len(shape))
+    given = call.arguments.get("dim")
+    dims = [given] if isinstance(given, int) else given or range(len(shape))
     attributes = {
         "dims": tuple(sorted(positive(dim, shape) for dim in dims)),
         "keep_dims": bool(call.arguments.get("keepdim", False)),
@@ -152,17 +154,11 @@ def reduction(call: Call) -> Meaning:
 
 def maximum(call: Call) -> Meaning | None:
     """``amax``, and ``max`` along a dim of which nobody takes the places."""
-    shape = call.shape("self")
-    dims = call.arguments.get("dim")
-    if call.name == "max" and (dims is None or not shape):
+    if call.name == "max" and (call.arguments.get("dim") is None or not call.shape("self")):
         return None
-    dims = [dims] if isinstance(dims, int) else dims or range(len(shape))
-    attributes = {
-        "dims": tuple(sorted(positive(dim, shape) for dim in dims)),
-        "keep_dims": bool(call["keepdim"]),
-        "ties": "all" if call.name == "amax" else "first",
-    }
-    return Meaning("amax", attributes, (call["self"],))
+    found = reduction(call)
+    ties = "all" if call.name == "amax" else "first"
+    return replace(found, kind="amax", attributes={**found.attributes, "ties": ties})
 
 
 def softmax(call: Call) -> Meaning:
