@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -103,9 +104,9 @@ class Call:
             ModelError: If the network calls another function here than when it was read.
         """
         x, rest = (options.pop("input"), arguments) if "input" in options else (arguments[0], arguments[1:])
-        given, expected = _told(function, x, rest, options), _expected(self.node)
-        if given != expected:
-            raise self._changed(f"{given} in place of {expected}")
+        given = _told(function, x, rest, options)
+        if given != self._as_read:
+            raise self._changed(f"{given} in place of {self._as_read}")
         for change in self.before:
             x = change(x)
         result = function(x, *rest, **options) if self.work is None else self.work(function, x, *rest, **options)
@@ -116,6 +117,10 @@ class Call:
     def missing(self) -> ModelError:
         """The error that it was never called."""
         return self._changed("it is not called")
+
+    @cached_property
+    def _as_read(self) -> str:
+        return _expected(self.node)
 
     def _changed(self, got: str) -> ModelError:
         return ModelError(
