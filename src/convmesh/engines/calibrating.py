@@ -6,9 +6,10 @@ the same order: what ranks of one machine take from each other, cores, caches an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from convmesh.graph import Graph
 from convmesh.graph.graph import Shape
@@ -140,6 +141,42 @@ class Measurement:
     overlap: float | None = None
     data_seconds: float | None = None
     phases: dict[str, float] = field(default_factory=dict)
+
+
+def repeat(
+    run: Callable[[], Any],
+    repeats: int,
+    *,
+    gather: Callable[[Any], Any],
+    synchronize: Callable[[], None] = lambda: None,
+    in_step: bool = True,
+) -> tuple[float, ...]:
+    """Runs something repeatedly, after one run to warm up.
+
+    Where ranks share cores, a short piece of work that all begin together often has a core to itself while the others
+    still wait for theirs; only work that follows on work takes what it takes in training.
+
+    Args:
+        run: What is timed.
+        repeats: How often.
+        gather: The engine's ``all_gather``, at which ranks meet.
+        synchronize: Waits until the device has done what it was given.
+        in_step: Whether ranks begin each repetition together; else only the first.
+
+    Returns:
+        Seconds of each repetition.
+    """
+    run()
+    seconds = []
+    for number in range(repeats):
+        if in_step or number == 0:
+            gather(None)
+        synchronize()
+        begun = time.perf_counter()
+        run()
+        synchronize()
+        seconds.append(time.perf_counter() - begun)
+    return tuple(seconds)
 
 
 class Calibrator(Protocol):

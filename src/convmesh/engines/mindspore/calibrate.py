@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops, profiler
 
 from convmesh.config import RunConfig
-from convmesh.engines.calibrating import PROBES, CollectiveTimes, FixedMemory, OperatorTimes, Overhead, Ranks
+from convmesh.engines.calibrating import PROBES, CollectiveTimes, FixedMemory, OperatorTimes, Overhead, Ranks, repeat
 from convmesh.engines.contract import Batch, PixelScale, World
 from convmesh.engines.mindspore.calibrate_operators import MARK, SPREAD, Step, cell_of
 from convmesh.engines.mindspore.calibrate_profile import Kernel, pieces, read_kernels
@@ -143,20 +143,7 @@ class MindSporeCalibrator:
         return self._axes[key]
 
     def _repeat(self, run: Callable[[], Any], repeats: int, *, in_step: bool = True) -> tuple[float, ...]:
-        """Seconds of each repetition; ranks begin each together, or ``in_step=False`` only the first.
-
-        Where ranks share cores, a short piece of work that all begin together often has a core to itself while the
-        others still wait for theirs; only work that follows on work takes what it takes in training.
-        """
-        run()
-        seconds = []
-        for number in range(repeats):
-            if in_step or number == 0:
-                self._engine.all_gather(None)
-            begun = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - begun)
-        return tuple(seconds)
+        return repeat(run, repeats, gather=self._engine.all_gather, in_step=in_step)
 
     def _train(
         self,

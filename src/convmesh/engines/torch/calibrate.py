@@ -20,7 +20,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from convmesh.config import RunConfig
-from convmesh.engines.calibrating import PROBES, CollectiveTimes, FixedMemory, OperatorTimes, Overhead, Probe, Ranks
+from convmesh.engines.calibrating import (
+    PROBES,
+    CollectiveTimes,
+    FixedMemory,
+    OperatorTimes,
+    Overhead,
+    Probe,
+    Ranks,
+    repeat,
+)
 from convmesh.engines.contract import Batch, PixelScale, World
 from convmesh.engines.torch.calibrate_operators import Function, function_of, in_place_of
 from convmesh.engines.torch.channel_axis import ChannelAxis
@@ -189,22 +198,7 @@ class TorchCalibrator:
             torch.cuda.synchronize(self._device)
 
     def _repeat(self, run: Callable[[], Any], repeats: int, *, in_step: bool = True) -> tuple[float, ...]:
-        """Seconds of each repetition; ranks begin each together, or ``in_step=False`` only the first.
-
-        Where ranks share cores, a short piece of work that all begin together often has a core to itself while the
-        others still wait for theirs; only work that follows on work takes what it takes in training.
-        """
-        run()
-        seconds = []
-        for number in range(repeats):
-            if in_step or number == 0:
-                self._engine.all_gather(None)
-            self._synchronize()
-            begun = time.perf_counter()
-            run()
-            self._synchronize()
-            seconds.append(time.perf_counter() - begun)
-        return tuple(seconds)
+        return repeat(run, repeats, gather=self._engine.all_gather, synchronize=self._synchronize, in_step=in_step)
 
     def _group(self, ranks: Ranks) -> Any:
         key = f"{ranks.axis} of {ranks.mesh}"
