@@ -5,6 +5,7 @@ Legend: N samples, B samples of a global batch.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,11 +76,12 @@ def deal_by_cost(costs_B: Costs, sizes: Sequence[int]) -> list[Ids]:
     """
     if len(sizes) == 1:
         return [np.arange(len(costs_B))]
-    sums, room = np.zeros(len(sizes)), np.array(sizes, dtype=np.int64)
-    part_B = np.zeros(len(costs_B), dtype=np.int64)
-    for place in np.argsort(-costs_B, kind="stable"):
-        part = int(np.argmin(np.where(room > 0, sums, np.inf)))
+    room, part_B = list(sizes), np.zeros(len(costs_B), dtype=np.int64)
+    with_room = [(0.0, part) for part, size in enumerate(sizes) if size]
+    for place in np.argsort(-costs_B, kind="stable").tolist():
+        cost, part = heapq.heappop(with_room)
         part_B[place] = part
-        sums[part] += costs_B[place]
         room[part] -= 1
+        if room[part]:
+            heapq.heappush(with_room, (cost + float(costs_B[place]), part))
     return [np.flatnonzero(part_B == part) for part in range(len(sizes))]
