@@ -42,18 +42,24 @@ class BalancedSampler(RandomSampler):
             )
         super().__init__(len(costs_N), batching, seed=seed)
         self._costs_N = costs_N
-        self._dealt: tuple[tuple[int, int], list[Ids]] | None = None
+        self._dealt: tuple[int, dict[int, list[Ids]]] = (0, {})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_dealt": None}
+        return {**super().__getstate__(), "_dealt": (0, {})}
 
     def _micro_batches(self, epoch: int, update: int, shard: int) -> list[npt.NDArray[Any]]:
-        if self._dealt is None or self._dealt[0] != (epoch, update):
-            ids = self._global_ids(self._plan(epoch), update)
-            self._dealt = ((epoch, update), self._deal(ids))
-        own, size = self._dealt[1][shard], self.batching.micro_batch
+        own, size = self._shards(epoch, update)[shard], self.batching.micro_batch
         sizes = [min(size, len(own) - first) for first in range(0, len(own), size)]
         return [own[part] for part in deal_by_cost(self._costs_N[own], sizes)]
+
+    def _shards(self, epoch: int, update: int) -> list[Ids]:
+        """Samples of each shard; kept for the whole epoch, since some ask shard after shard for all updates."""
+        kept = self._dealt
+        if kept[0] != epoch:
+            kept = self._dealt = (epoch, {})
+        if update not in kept[1]:
+            kept[1][update] = self._deal(self._global_ids(self._plan(epoch), update))
+        return kept[1][update]
 
     def _deal(self, ids: npt.NDArray[Any]) -> list[Ids]:
         num_shards = self.batching.num_shards
