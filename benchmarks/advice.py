@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from benchmarks.contenders.bad_start import write_images
 from tests.multiprocess.ranks import RankPool
 
 from convmesh.config import RunConfig, dump_config, load_config, parse_config
-from convmesh.config.load import with_settings
+from convmesh.config.load import plain_config, with_settings
 from convmesh.profiling.analysis import Analysis, analyse
 from convmesh.profiling.store import load_trace
 from convmesh.training.advice import RUN_NAME, Advising, advise
@@ -93,9 +92,8 @@ class Bench:
         """Runs a few updates; what their profile says, and where it is."""
         folder = (self._work / "profiles" / str(time.time_ns())).absolute()
         folder.mkdir(parents=True)
-        settings = yaml.safe_load(dump_config(run))
         self._pool.run(
-            "benchmarks.contenders.advice_ranks:profile", settings=settings, folder=folder,
+            "benchmarks.contenders.advice_ranks:profile", settings=plain_config(run), folder=folder,
             window=(_WARMUP, self._steps), timeout_seconds=120,
         )  # fmt: skip
         (folder / "profile" / RUN_NAME).write_text(dump_config(run), "utf-8")

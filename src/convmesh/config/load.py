@@ -73,7 +73,7 @@ def with_settings(run: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         ConfigError: If one setting is wrong.
         MistakeList: If several are wrong; all are listed.
     """
-    settings = _ADAPTER.dump_python(run, mode="json")
+    settings = plain_config(run)
     for path, value in changes.items():
         *sections, name = path.split(".")
         inner = settings
