@@ -115,7 +115,7 @@ def test_advice_of_another_mesh_is_written_with_its_plan_and_can_start(tmp_path:
     proposal = Proposal(kind="mesh", changes={"strategy.mesh": {"channel": 2}, "strategy.plan": PLAN_FILE}, plan=plan)
     setting = proposal.applied(Setting(run=run, plan=Plan(mesh=Mesh({"data": 2}))))
 
-    Advising(advised=Advised(seconds=1.0), setting=setting, plan_text=dump_plan(plan)).write(tmp_path / "better.yaml")
+    Advising(advised=Advised(seconds=1.0, plan=dump_plan(plan)), setting=setting).write(tmp_path / "better.yaml")
 
     prepared = prepare(tmp_path / "better.yaml")
     assert prepared.plan is not None

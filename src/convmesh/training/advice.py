@@ -41,12 +41,10 @@ class Advising:
     Args:
         advised: The advice.
         setting: The run with all advice applied that goes together; None where there is none.
-        plan_text: The plan file that it needs; empty if none.
     """
 
     advised: Advised
     setting: Setting | None = None
-    plan_text: str = ""
 
     def write(self, path: Path) -> list[Path]:
         """Writes the run file with all advice applied, and beside it the plan file if it needs one.
@@ -68,9 +66,9 @@ class Advising:
                 fix="Leave out --advice-config",
             )
         run, written = self.setting.run, [path]
-        if self.plan_text:
+        if self.advised.plan:
             plan_path = path.with_name(f"{path.stem}.{PLAN_FILE}")
-            write_atomically(plan_path, self.plan_text)
+            write_atomically(plan_path, self.advised.plan)
             run = dataclasses.replace(run, strategy=dataclasses.replace(run.strategy, plan=str(plan_path)))
             written.append(plan_path)
         write_atomically(path, dump_config(run))
@@ -128,17 +126,16 @@ def advise_on(foresight: Foresight) -> Advising:
 def _advising(foresight: Foresight, found: Sequence[Advice], chosen: Sequence[Proposal], seconds: float) -> Advising:
     setting = _applied(foresight.setting, chosen)
     needs_plan = bool(chosen) and (setting.run.strategy.plan is not None or any(entry.plan for entry in chosen))
-    plan_text = _plan_text(foresight, setting) if needs_plan else ""
     advised = Advised(
         seconds=foresight.observed.step_seconds,
         pieces=tuple(found),
         together=tuple(proposal.kind for proposal in chosen),
         changes={name: value for proposal in chosen for name, value in proposal.changes.items()},
-        plan=plan_text,
+        plan=_plan_text(foresight, setting) if needs_plan else "",
         predicted_seconds=seconds,
         basis=_basis(foresight),
     )
-    return Advising(advised=advised, setting=setting if chosen else None, plan_text=plan_text)
+    return Advising(advised=advised, setting=setting if chosen else None)
 
 
 def _together(foresight: Foresight, tried: Sequence[Sequence[Proposal]]) -> tuple[list[Proposal], float]:
