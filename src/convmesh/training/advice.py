@@ -23,7 +23,7 @@ from convmesh.profiling.observed import observe
 from convmesh.profiling.stragglers import MIN_STEPS
 from convmesh.training.auto_plan import machine_preset
 from convmesh.training.foresight import Foresight, Machine, Setting
-from convmesh.training.proposals import PLAN_FILE, Proposal, best_of, options, replanned, seconds_with, settled
+from convmesh.training.proposals import PLAN_FILE, Proposal, best_of, options, replanned, seconds_with
 from convmesh.training.run_folder import RunFolder, write_atomically
 from convmesh.training.run_graph import cached_graph
 
@@ -182,7 +182,7 @@ def _advice(foresight: Foresight, proposal: Proposal, seconds: float) -> Advice:
 
 
 def _plan_text(foresight: Foresight, setting: Setting) -> str:
-    return dump_plan(dataclasses.replace(settled(setting), network=network_facts(foresight.graph)))
+    return dump_plan(dataclasses.replace(setting.settled, network=network_facts(foresight.graph), foretold=None))
 
 
 def _basis(foresight: Foresight) -> dict[str, str]:

@@ -54,14 +54,18 @@ class Setting:
         """Its mesh."""
         return self.plan.mesh
 
+    @property
+    def settled(self) -> Plan:
+        """Its plan, with what the run file says about running an update."""
+        return dataclasses.replace(self.plan, execution=execution_of(self.run))
+
     def candidate(self, graph: Graph) -> Candidate:
         """What the planner judges; what the run file says about running an update counts.
 
         Raises:
             ConvMeshError: If the plan does not fit the network.
         """
-        plan = dataclasses.replace(self.plan, execution=execution_of(self.run))
-        return Candidate.of(resolve(graph, plan), self.run)
+        return Candidate.of(resolve(graph, self.settled), self.run)
 
 
 @dataclass(frozen=True, kw_only=True)

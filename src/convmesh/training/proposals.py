@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -281,10 +280,3 @@ def _sizes(plan: Plan) -> dict[str, int]:
 
 def _named(plan: Plan) -> str:
     return ",".join(f"{axis}={size}" for axis, size in _sizes(plan).items()) or "data=1"
-
-
-def settled(setting: Setting) -> Plan:
-    """The plan of settings, with what they say about running an update."""
-    from convmesh.config.execution import execution_of
-
-    return dataclasses.replace(setting.plan, execution=execution_of(setting.run), foretold=None)
