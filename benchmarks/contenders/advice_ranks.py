@@ -8,12 +8,9 @@ from typing import Any
 
 from convmesh.config import parse_config
 from convmesh.config.schema import ProfileConfig, RunConfig
-from convmesh.data.open import open_data
-from convmesh.data.reader import EvalReader, TrainReader
 from convmesh.engines.contract import Engine, World
-from convmesh.training.loop import Loop
 from convmesh.training.metrics import Fanout
-from convmesh.training.planning import build_network
+from convmesh.training.rank import loop_of, open_run
 from convmesh.training.run_folder import RunFolder
 
 _NEVER = 2**31
@@ -22,19 +19,9 @@ _NEVER = 2**31
 def profile(engine: Engine, world: World, *, settings: dict[str, Any], folder: Path, window: tuple[int, int]) -> None:
     """Trains ``window[0] + window[1]`` updates and writes a profile of the last ``window[1]`` into a folder."""
     run = shortened(parse_config(settings), start=window[0], steps=window[1])
-    datasets = open_data(run.data)
-    step = engine.build_step(build_network(engine, run, datasets), run, pixel_scale=datasets.pixel_scale)
-    num_shards = world.mesh.size("data")
-    Loop(
-        engine=engine,
-        step=step,
-        run=run,
-        world=world,
-        train=TrainReader(datasets, run, num_shards=num_shards, shard=world.shard),
-        evaluation=EvalReader(datasets, run, num_shards=num_shards, shard=world.shard),
-        folder=RunFolder(folder),
-        sink=Fanout(),
-    ).fit()
+    datasets, network = open_run(engine, run)
+    step = engine.build_step(network, run, pixel_scale=datasets.pixel_scale)
+    loop_of(engine, step, datasets, run=run, world=world, folder=RunFolder(folder), sink=Fanout()).fit()
 
 
 def shortened(run: RunConfig, *, start: int, steps: int) -> RunConfig:

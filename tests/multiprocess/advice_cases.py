@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from convmesh.config import parse_config
-from convmesh.data.open import open_data
 from convmesh.data.reader import TrainReader
 from convmesh.engines.contract import Engine, World
-from convmesh.training.planning import build_network
+from convmesh.training.rank import open_run
 
 
 def losses(engine: Engine, world: World, *, settings: dict[str, Any], num_updates: int) -> list[float]:
     """Trains a few updates and returns this rank's part of the loss of each."""
     run = parse_config(settings)
-    datasets = open_data(run.data)
-    step = engine.build_step(build_network(engine, run, datasets), run, pixel_scale=datasets.pixel_scale)
+    datasets, network = open_run(engine, run)
+    step = engine.build_step(network, run, pixel_scale=datasets.pixel_scale)
     reader = TrainReader(datasets, run, num_shards=world.mesh.size("data"), shard=world.shard)
     keys = [key for key in reader.keys(0) if key[1] < num_updates]
     batches = engine.load(reader, keys, num_workers=run.data.num_workers)

@@ -62,9 +62,9 @@ def run_rank(
         if world.rank == 0:
             sink.add(JsonLinesSink(folder.metrics), *([CallbackSink(on_record)] if on_record else []))
             write_json(folder.versions, {**_versions(), **engine.versions()})
-        datasets, network = agree(lambda: _open(engine, run), engine.all_gather)
+        datasets, network = agree(lambda: open_run(engine, run), engine.all_gather)
         step = engine.build_step(network, run, pixel_scale=datasets.pixel_scale)
-        loop = _loop(engine, step, datasets, run=run, world=world, folder=folder, sink=sink)
+        loop = loop_of(engine, step, datasets, run=run, world=world, folder=folder, sink=sink)
         _restore(loop, engine, folder, sink=sink, rank=world.rank)
         if world.rank == 0:
             sink.write(_start_record(run, loop, world, engine))
@@ -116,12 +116,21 @@ def balance_path(folder: RunFolder) -> Path:
     return folder.root / "class_balance.json"
 
 
-def _open(engine: Engine, run: RunConfig) -> tuple[DataSets, Any]:
+def open_run(engine: Engine, run: RunConfig) -> tuple[DataSets, Any]:
+    """The data of a run, and its network.
+
+    Args:
+        engine: A started engine.
+        run: The run.
+
+    Raises:
+        ConvMeshError: If data is missing, or the network can't be built.
+    """
     datasets = open_data(run.data)
     return datasets, build_network(engine, run, datasets)
 
 
-def _loop(
+def loop_of(
     engine: Engine,
     step: TrainStep,
     datasets: DataSets,
@@ -131,6 +140,17 @@ def _loop(
     folder: RunFolder,
     sink: MetricsSink,
 ) -> Loop:
+    """The training loop of one rank, with the readers of its shard.
+
+    Args:
+        engine: A started engine.
+        step: The trainable network.
+        datasets: The data.
+        run: The run.
+        world: Where this rank stands.
+        folder: The run folder.
+        sink: Takes records on rank 0.
+    """
     num_shards = world.mesh.size("data")
     return Loop(
         engine=engine,
