@@ -30,7 +30,7 @@ from convmesh.plan import Plan, resolve
 from convmesh.planner.cluster import Cluster
 from convmesh.planner.links import GroupShape
 from convmesh.planner.predict import predict
-from convmesh.planner.prediction import Candidate, Prediction
+from convmesh.planner.prediction import Candidate, Prediction, Training
 from convmesh.planner.refit import refit
 from convmesh.planner.seconds import CostModel
 from convmesh.profiling.events import Floats
@@ -129,7 +129,8 @@ class Foresight:
         groups: dict[str, GroupShape] = {axis: before.group(candidate.resolved, axis) for axis in setting.mesh.sizes}
         self.cluster = refit(cluster, observed, predict(candidate, before), groups)
         self.model = CostModel(self.cluster)
-        self._now = predict(candidate, self.model)
+        self._known: list[tuple[Plan, Training, Prediction]] = []
+        self._now = self.predict(setting)
 
     def seconds(self, setting: Setting) -> float:
         """Of a step.
@@ -167,8 +168,14 @@ class Foresight:
         return self.memory_bytes(setting) <= limit
 
     def predict(self, setting: Setting) -> Prediction:
-        """What the cost model says of settings, without their data."""
-        return predict(setting.candidate(self.graph), self.model)
+        """What the cost model says of settings, without their data; kept, since most of them are asked for again."""
+        plan, training = setting.settled, Training.of(setting.run)
+        for of_plan, of_training, known in self._known:
+            if (of_plan, of_training) == (plan, training):
+                return known
+        found = predict(setting.candidate(self.graph), self.model)
+        self._known.append((plan, training, found))
+        return found
 
     def reading_as(self, setting: Setting) -> Floats:
         """Seconds that each rank would read in each step with another sampler, shape (R, S)."""
