@@ -24,7 +24,7 @@ from convmesh.report.comparison_view import (
     verdict,
 )
 from convmesh.report.facts import Words
-from convmesh.report.page import environment, script_hash, write_page
+from convmesh.report.page import render_page, write_page
 from convmesh.report.profile_text import texts
 from convmesh.report.run_folder import Record, number
 
@@ -75,7 +75,6 @@ def render_comparison(before: Side, after: Side, *, language: str = "en") -> str
     """
     words = texts(language, "comparison")
     comparison = compare_sides(before, after)
-    script = environment().get_template("report.js.j2").render()
     context: dict[str, Any] = {
         "comparison": comparison,
         "title": words["title"].format(before=before.name, after=after.name),
@@ -96,11 +95,7 @@ def render_comparison(before: Side, after: Side, *, language: str = "en") -> str
         "result": lines(comparison.result, words),
         "result_charts": [chart for chart in _result_charts(before, after, words) if chart is not None],
     }
-    return (
-        environment()
-        .get_template("comparison.html.j2")
-        .render(context, words=words, language=language, script=script, script_hash=script_hash(script))
-    )
+    return render_page("comparison.html.j2", **context, words=words, language=language)
 
 
 def _tiles(comparison: Comparison, words: Words) -> Iterator[Tile]:

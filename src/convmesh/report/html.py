@@ -14,7 +14,7 @@ from convmesh.profiling.store import INDEX_NAME, load_trace
 from convmesh.report import facts, figures
 from convmesh.report.advice_view import advice_context
 from convmesh.report.foretold import PlanSection, plan_section
-from convmesh.report.page import environment, script_hash, write_page
+from convmesh.report.page import render_page, write_page
 from convmesh.report.profile_page import profile_context, write_trace
 from convmesh.report.profile_text import texts
 from convmesh.report.run_folder import RunData, read_run
@@ -156,20 +156,15 @@ def render_report(
     Returns:
         The page. All text that comes from the run is escaped.
     """
-    script = environment().get_template("report.js.j2").render()
-    return (
-        environment()
-        .get_template("report.html.j2")
-        .render(
-            _context(report.run, texts(language, "report")),
-            **_profile_context(report, language, cluster),
-            plan=report.plan(language, cluster),
-            advice=advice_context(advised, language=language, folder=str(report.run.run_dir)),
-            words=texts(language, "report"),
-            language=language,
-            script=script,
-            script_hash=script_hash(script),
-        )
+    words = texts(language, "report")
+    return render_page(
+        "report.html.j2",
+        **_context(report.run, words),
+        **_profile_context(report, language, cluster),
+        plan=report.plan(language, cluster),
+        advice=advice_context(advised, language=language, folder=str(report.run.run_dir)),
+        words=words,
+        language=language,
     )
 
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from convmesh.errors import RunFolderError
 
@@ -27,6 +27,20 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def render_page(template: str, **context: Any) -> str:
+    """A page with our script in it; all text in the context is escaped.
+
+    Args:
+        template: Its file name.
+        context: What it needs, the script and its hash apart.
+
+    Returns:
+        The page.
+    """
+    script = environment().get_template("report.js.j2").render()
+    return environment().get_template(template).render(context, script=script, script_hash=script_hash(script))
 
 
 def script_hash(script: str) -> str:

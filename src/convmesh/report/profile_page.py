@@ -16,7 +16,7 @@ from convmesh.report import profile_facts, profile_figures
 from convmesh.report.achieved import against_cluster
 from convmesh.report.advice_view import advice_context
 from convmesh.report.charts import ColumnChart, ColumnNames, LineChart, Series, column_chart, line_chart
-from convmesh.report.page import environment, script_hash, write_page
+from convmesh.report.page import render_page, write_page
 from convmesh.report.profile_text import texts
 from convmesh.units import format_bytes
 
@@ -91,18 +91,12 @@ def render_profile(
     Returns:
         The page.
     """
-    script = environment().get_template("report.js.j2").render()
-    return (
-        environment()
-        .get_template("profile_page.html.j2")
-        .render(
-            profile=profile_context(analysis, language=language, cluster=cluster),
-            advice=advice,
-            words=texts(language),
-            language=language,
-            script=script,
-            script_hash=script_hash(script),
-        )
+    return render_page(
+        "profile_page.html.j2",
+        profile=profile_context(analysis, language=language, cluster=cluster),
+        advice=advice,
+        words=texts(language),
+        language=language,
     )
 
 
