@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from convmesh.profiling.analysis import Analysis
 from convmesh.profiling.tables import CollectiveRow
-from convmesh.report.comparison_sides import Side, read_sides, split_versions
+from convmesh.report.comparison_sides import Side, read_sides
 from convmesh.report.run_folder import Record, RunData, number, numbers
 
 LEAST_VALUES = 5
@@ -217,8 +217,7 @@ def _remarks(before: Side, after: Side) -> Iterator[Remark]:
         values = [config.get(key, "") for config in configs]
         if all(values) and values[0] != values[1]:
             yield Remark(key=remark, values={"before": values[0], "after": values[1]})
-    machines = [split_versions(side.run.versions)[1] for side in (before, after)]
-    if all(machines) and machines[0] != machines[1]:
+    if before.machine and after.machine and before.machine != after.machine:
         yield Remark(key="other_machine", values={})
 
 

@@ -49,6 +49,11 @@ class Side:
         return flatten(self.run.config)
 
     @property
+    def machine(self) -> dict[str, str]:
+        """What its versions say of the machine, not of software."""
+        return {key: value for key, value in self.run.versions.items() if key in _MACHINE_KEYS}
+
+    @property
     def network(self) -> str:
         """Which network it trains, in words; empty if that is not known."""
         model = section(self.run.config, "model")
@@ -115,12 +120,6 @@ def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def as_text(value: object) -> str:
     """A value as one writes it in a run file, on one line."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def split_versions(versions: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Versions of software, and what is said of the machine."""
-    machine = {key: value for key, value in versions.items() if key in _MACHINE_KEYS}
-    return {key: value for key, value in versions.items() if key not in machine}, machine
 
 
 def _read_plan(path: Path) -> dict[str, str]:
