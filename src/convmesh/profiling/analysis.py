@@ -29,6 +29,7 @@ class Analysis:
         warmup_S: Numbers of the steps set apart.
         waiting_RS: Seconds that each rank waited in collectives for the last to arrive while it computed nothing, of
             all steps, shape (R, S).
+        matched: Collectives of all groups, matched over their ranks.
         spread: How the steady steps vary.
         stragglers: Ranks that keep others waiting.
         layers: Costs by layer or operation, costliest first.
@@ -44,6 +45,7 @@ class Analysis:
     steady: Breakdown
     warmup_S: Integers
     waiting_RS: Floats
+    matched: tuple[Matched, ...]
     spread: Spread
     stragglers: tuple[Straggler, ...]
     layers: tuple[Row, ...]
@@ -111,13 +113,13 @@ def analyse(trace: Trace, *, one_clock: bool = False) -> Analysis:
     steady = breakdown.of_steps(steady_S)
     matched = match(trace)
     ranks = tuple(events.rank for events in trace.ranks)
-    waiting_RS = _waiting(trace, matched, breakdown)
     return Analysis(
         trace=trace,
         breakdown=breakdown,
         steady=steady,
         warmup_S=breakdown.step_S[~steady_S],
-        waiting_RS=waiting_RS,
+        waiting_RS=_waiting(trace, matched, breakdown),
+        matched=tuple(matched),
         spread=spread_of(steady.step_RS),
         stragglers=tuple(find_stragglers(steady, ranks, matched)),
         layers=tuple(layer_table(trace, steady.step_S)),

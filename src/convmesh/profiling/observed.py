@@ -16,7 +16,6 @@ import numpy as np
 
 from convmesh.profiling.analysis import Analysis
 from convmesh.profiling.events import Floats, Integers
-from convmesh.profiling.matching import match
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +122,7 @@ def _transfers(analysis: Analysis) -> list[Transfers]:
     by_rank = {events.rank: events for events in analysis.trace.ranks}
     found: dict[tuple[str, str, int], list[tuple[Integers, Floats]]] = defaultdict(list)
     groups: dict[tuple[str, str, int], int] = defaultdict(int)
-    for group in match(analysis.trace):
+    for group in analysis.matched:
         events = by_rank[group.ranks[0]]
         name_C, seconds_C = events.name_E[group.event_RC[0]], group.service_seconds
         keep_C = np.isin(group.step_C, step_S)
