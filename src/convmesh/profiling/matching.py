@@ -9,10 +9,11 @@ Legend: R ranks of a group, C collectives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from convmesh.mesh import Mesh
 from convmesh.profiling.breakdown import axes_of, common_steps, step_bounds
@@ -105,6 +106,26 @@ def match(trace: Trace) -> list[Matched]:
         for group in _groups(trace, axis)
         if len(group) > 1 and all(rank in by_rank for rank in group)
     ]
+
+
+def by_name(
+    trace: Trace, matched: Sequence[Matched], step_S: Integers
+) -> Iterator[tuple[Matched, list[tuple[str, npt.NDArray[np.bool_]]]]]:
+    """Tells the collectives of each group apart by what they are called.
+
+    Args:
+        trace: What the ranks did.
+        matched: Its collectives.
+        step_S: Steps to count.
+
+    Yields:
+        Each group, and for each name which of its collectives are called so and lie in these steps, shape (C,).
+    """
+    by_rank = {events.rank: events for events in trace.ranks}
+    for group in matched:
+        events = by_rank[group.ranks[0]]
+        keep_C, name_C = np.isin(group.step_C, step_S), events.name_E[group.event_RC[0]]
+        yield group, [(events.text(index), keep_C & (name_C == index)) for index in np.unique(name_C[keep_C])]
 
 
 def align(trace: Trace) -> Trace:

@@ -16,6 +16,7 @@ import numpy as np
 
 from convmesh.profiling.analysis import Analysis
 from convmesh.profiling.events import Floats, Integers
+from convmesh.profiling.matching import by_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,18 +120,11 @@ def observe(analysis: Analysis) -> Observed:
 
 def _transfers(analysis: Analysis) -> list[Transfers]:
     step_S = analysis.steady.step_S
-    by_rank = {events.rank: events for events in analysis.trace.ranks}
     found: dict[tuple[str, str, int], list[tuple[Integers, Floats]]] = defaultdict(list)
-    groups: dict[tuple[str, str, int], int] = defaultdict(int)
-    for group in analysis.matched:
-        events = by_rank[group.ranks[0]]
-        name_C, seconds_C = events.name_E[group.event_RC[0]], group.service_seconds
-        keep_C = np.isin(group.step_C, step_S)
-        for index in np.unique(name_C[keep_C]):
-            chosen = keep_C & (name_C == index)
-            key = events.text(index), group.axis, len(group.ranks)
-            found[key].append((group.num_bytes_C[chosen], seconds_C[chosen]))
-            groups[key] += 1
+    for group, chosen in by_name(analysis.trace, analysis.matched, step_S):
+        seconds_C = group.service_seconds
+        for name, chosen_C in chosen:
+            found[name, group.axis, len(group.ranks)].append((group.num_bytes_C[chosen_C], seconds_C[chosen_C]))
     entries = []
     for (name, axis, num_ranks), parts in found.items():
         kind, _, purpose = name.partition(" ")
@@ -141,7 +135,7 @@ def _transfers(analysis: Analysis) -> list[Transfers]:
                 kind=kind,
                 purpose=purpose,
                 num_ranks=num_ranks,
-                num_per_step=len(bytes_C) / (groups[name, axis, num_ranks] * len(step_S)),
+                num_per_step=len(bytes_C) / (len(parts) * len(step_S)),
                 bytes_C=bytes_C,
                 seconds_C=np.concatenate([seconds for _, seconds in parts]),
             )

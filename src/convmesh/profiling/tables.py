@@ -13,7 +13,7 @@ import numpy as np
 from convmesh.profiling.breakdown import step_bounds
 from convmesh.profiling.events import Floats, Integers, Kind, RankEvents, Trace
 from convmesh.profiling.intervals import Cover
-from convmesh.profiling.matching import Matched
+from convmesh.profiling.matching import Matched, by_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,22 +101,15 @@ def collective_table(trace: Trace, matched: list[Matched], step_S: Integers) -> 
     Returns:
         One row per name and axis, the costliest first.
     """
-    by_rank = {events.rank: events for events in trace.ranks}
     pieces: dict[tuple[str, str, int], list[Floats]] = defaultdict(list)
-    num_groups: dict[tuple[str, str, int], int] = defaultdict(int)
-    for group in matched:
-        events = by_rank[group.ranks[0]]
-        keep_C = np.isin(group.step_C, step_S)
-        name_C = events.name_E[group.event_RC[0]]
+    for group, chosen in by_name(trace, matched, step_S):
         figures = np.stack(
             [group.transfer_seconds, group.waiting_seconds.mean(axis=0), group.num_bytes_C.astype(float)]
         )
-        for index in np.unique(name_C[keep_C]):
-            key = (events.text(index), group.axis, len(group.ranks))
-            pieces[key].append(figures[:, keep_C & (name_C == index)])
-            num_groups[key] += 1
+        for name, chosen_C in chosen:
+            pieces[name, group.axis, len(group.ranks)].append(figures[:, chosen_C])
     rows = [
-        _collective_row(key, np.concatenate(found, axis=1), times=num_groups[key] * len(step_S))
+        _collective_row(key, np.concatenate(found, axis=1), times=len(found) * len(step_S))
         for key, found in pieces.items()
     ]
     return sorted(rows, key=lambda row: -row.num_per_step * (row.transfer_seconds + row.waiting_seconds))
