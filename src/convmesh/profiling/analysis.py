@@ -60,6 +60,12 @@ class Analysis:
         """Numbers of the ranks."""
         return tuple(events.rank for events in self.trace.ranks)
 
+    @property
+    def steady_waiting(self) -> Floats:
+        """``waiting_RS`` of the steady steps, of shape (R, S)."""
+        waiting_RS: Floats = self.waiting_RS[:, np.isin(self.breakdown.step_S, self.steady.step_S)]
+        return waiting_RS
+
     def summary(self) -> dict[str, Any]:
         """The main figures as plain values: shares from 0 to 1, seconds per steady step on an average rank."""
         steady = self.steady
@@ -74,7 +80,7 @@ class Analysis:
             "num_steps": len(self.breakdown.step_S),
             "num_warmup_steps": len(self.warmup_S),
             "seconds_per_step": seconds,
-            "waiting_seconds_per_step": float(self.waiting_RS[:, np.isin(self.breakdown.step_S, steady.step_S)].mean()),
+            "waiting_seconds_per_step": float(self.steady_waiting.mean()),
             "communication_share": steady.communication_share,
             "data_share": steady.data_share,
             "exposed_seconds_by_axis": by_axis,
@@ -149,4 +155,5 @@ def _waiting(trace: Trace, matched: list[Matched], breakdown: Breakdown) -> Floa
         for rank, begin_C, waiting_C in zip(group.ranks, group.begin_times, group.waiting_seconds, strict=True):
             hidden_C = covers[place[rank]].within(begin_C, begin_C + waiting_C)
             np.add.at(waiting_RS[place[rank]], place_C, waiting_C - hidden_C)
+    # Where collectives overlap, waiting counts in each: no more of it than is exposed costs time.
     return np.minimum(waiting_RS, breakdown.exposed_RS)

@@ -237,7 +237,6 @@ def _times(before: Side, after: Side) -> Iterator[Measure]:
 def _profiled(analysis: Analysis) -> dict[tuple[str, str], npt.ArrayLike]:
     """Figures of each steady step: of the slowest rank for the whole, of the average rank for its parts."""
     steady = analysis.steady
-    keep_S = np.isin(analysis.breakdown.step_S, steady.step_S)
     slowest_S = steady.step_RS.max(axis=0)
     found: dict[tuple[str, str], npt.ArrayLike] = {("step", ""): slowest_S}
     samples_S = steady.num_samples_RS.sum(axis=0)
@@ -248,8 +247,7 @@ def _profiled(analysis: Analysis) -> dict[tuple[str, str], npt.ArrayLike]:
     found["compute", ""] = steady.compute_RS.mean(axis=0)
     for place, axis in enumerate(steady.axes):
         found["communication", axis] = steady.exposed_ARS[place].mean(axis=0)
-    # Where collectives overlap, waiting counts in each: no more of it than is exposed costs time.
-    found["waiting", ""] = np.minimum(analysis.waiting_RS[:, keep_S], steady.exposed_RS).mean(axis=0)
+    found["waiting", ""] = analysis.steady_waiting.mean(axis=0)
     found["hidden", ""] = steady.hidden_RS.mean(axis=0)
     found["data", ""] = steady.data_RS.mean(axis=0)
     found["idle", ""] = steady.idle_RS.mean(axis=0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from convmesh.profiling.analysis import Analysis
 from convmesh.profiling.stragglers import Straggler
 from convmesh.profiling.tables import CollectiveRow
@@ -45,7 +43,6 @@ def tiles(analysis: Analysis, words: Mapping[str, str]) -> list[Tile]:
     """The headline numbers: step, compute, communication, data, idle."""
     steady, spread = analysis.steady, analysis.spread
     step = float(steady.step_RS.mean()) or 1.0
-    waiting_RS = analysis.waiting_RS[:, np.isin(analysis.breakdown.step_S, steady.step_S)]
 
     def share(seconds: float) -> str:
         return f"{100 * max(seconds, 0.0) / step:.1f}"
@@ -59,7 +56,7 @@ def tiles(analysis: Analysis, words: Mapping[str, str]) -> list[Tile]:
     of_step = words["of_step"]
     hidden = words["hidden"].format(hidden=milliseconds(float(steady.hidden_RS.mean())))
     exposed_detail = words["exposed_detail"].format(
-        share=share(exposed), waiting=milliseconds(min(exposed, float(waiting_RS.mean())))
+        share=share(exposed), waiting=milliseconds(min(exposed, float(analysis.steady_waiting.mean())))
     )
     step_detail = words["step_detail"].format(p5=milliseconds(spread.p5_seconds), p95=milliseconds(spread.p95_seconds))
     return [

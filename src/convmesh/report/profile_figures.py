@@ -178,9 +178,8 @@ def slow_map(analysis: Analysis, words: Mapping[str, str]) -> SlowMap | None:
 def division(analysis: Analysis) -> list[tuple[str, Floats]]:
     """Seconds of an average steady step, as parts of shape (R,): communication without and with waiting for others."""
     steady = analysis.steady
-    keep_S = np.isin(analysis.breakdown.step_S, steady.step_S)
     exposed_R = steady.exposed_RS.mean(axis=1)
-    waiting_R = np.minimum(analysis.waiting_RS[:, keep_S].mean(axis=1), exposed_R)
+    waiting_R = np.minimum(analysis.steady_waiting.mean(axis=1), exposed_R)
     return [
         ("compute", steady.compute_RS.mean(axis=1)),
         ("communication", exposed_R - waiting_R),
