@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from convmesh.cli.report import LanguageOption
+from convmesh.cli.report import LanguageOption, wide_console
 from convmesh.errors import RunFolderError
 
 _Folder = Annotated[Path, typer.Argument(help="A run folder, or the folder of a profile.")]
@@ -25,8 +24,6 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:
     """Tell what changed from RUN_A to RUN_B: settings, plan, time with its spread, memory, result."""
-    from rich.console import Console
-
     from convmesh.report.comparison import compare_sides
     from convmesh.report.comparison_page import write_comparison
     from convmesh.report.comparison_sides import read_sides
@@ -44,6 +41,6 @@ def compare(
     if as_json:
         typer.echo(json.dumps(finite(comparison.as_dict()), indent=2, ensure_ascii=False))
         return
-    print_comparison(comparison, Console(width=None if sys.stdout.isatty() else 140), language=language)
+    print_comparison(comparison, wide_console(140), language=language)
     if output is not None:
         typer.echo(f"\n{words['page'].format(path=output)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ from typer.core import TyperGroup
 from convmesh.cli.check import RanksOption
 from convmesh.cli.outputs import refuse_existing, refuse_unwritable
 from convmesh.cli.report import LanguageOption as Language
-from convmesh.cli.report import LinksOption, read_cluster
+from convmesh.cli.report import LinksOption, read_cluster, wide_console
 from convmesh.cli.train import ConfigArgument, EngineOption, MeshOption, PlanOption, SetOption
 
 if TYPE_CHECKING:
@@ -153,8 +152,6 @@ def _write(
     as_json: bool,
     output: Path | None = None,
 ) -> None:
-    from rich.console import Console
-
     from convmesh.report.achieved import achieved_json, against_cluster
     from convmesh.report.advice_view import print_advice
     from convmesh.report.profile_page import write_profile_page
@@ -169,8 +166,7 @@ def _write(
             content["collectives_by_cluster"] = achieved_json(against_cluster(analysis, cluster))
         typer.echo(json.dumps(content, indent=2))
     else:
-        # Tables are wide: a file or pipe has room for them where a narrow terminal has not.
-        console = Console(width=None if sys.stdout.isatty() else 120)
+        console = wide_console()
         print_profile(analysis, console, language=language, cluster=cluster)
         print_advice(advising.advised, console, language=language, folder=str(folder.parent))
         typer.echo(f"Report: {page}")

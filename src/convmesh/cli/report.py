@@ -11,6 +11,8 @@ import typer
 from convmesh.errors import RunFolderError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from convmesh.planner.cluster import Cluster
 
 LanguageOption = Annotated[str, typer.Option(metavar="en|zh", help="Language of the report.")]
@@ -45,8 +47,6 @@ def report(
     """Write report.html of a run again, also of one that runs or was killed, and sum it up."""
     if not (run_dir / "metrics.jsonl").exists():
         raise RunFolderError(f"{run_dir} is not the folder of a run", fix="Give a folder that holds a metrics.jsonl")
-    from rich.console import Console
-
     from convmesh.report.html import read_report, write_report_of
     from convmesh.report.profile_text import texts
     from convmesh.report.run_terminal import print_report
@@ -59,10 +59,18 @@ def report(
     if found.analysis is not None and found.profile_dir is not None:
         advised = advise(found.analysis, found.profile_dir, cluster=links).advised
     page = write_report_of(found, language=language, cluster=links, advised=advised)
-    # Tables are wide: a file or pipe has room for them where a narrow terminal has not.
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    print_report(found, console, language=language, cluster=links, advised=advised)
+    print_report(found, wide_console(), language=language, cluster=links, advised=advised)
     typer.echo(f"\nReport: {page}")
+
+
+def wide_console(width: int = 120) -> Console:
+    """A console for tables; where it is no terminal, it is this wide.
+
+    Tables are wide: a file or pipe has room for them where a narrow terminal has not.
+    """
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else width)
 
 
 def read_cluster(name: str | None) -> Cluster | None:
