@@ -57,6 +57,15 @@ class Report:
         found = find_profile(folder) or folder
         return cls(run=RunData(run_dir=folder), analysis=analyse(load_trace(found)), profile_dir=found)
 
+    @property
+    def has_own_profile(self) -> bool:
+        """Whether the profile is the one in the run folder."""
+        return self.analysis is not None and self.profile_dir == find_profile(self.run.run_dir)
+
+    def why_no_profile(self, words: facts.Words) -> str:
+        """Why there is no ``analysis``: a sentence in the words of the report."""
+        return words["broken_profile"].format(reason=self.problem) if self.problem else words["no_profile"]
+
     def plan(self, language: str, cluster: Cluster | None = None) -> PlanSection:
         """The plan, and its predictions, or those from a cluster file, against what was measured."""
         key = language, None if cluster is None else cluster.name
@@ -136,9 +145,8 @@ def write_report_of(
     page = write_page(
         render_report(report, language=language, cluster=cluster, advised=advised), report.run.run_dir / REPORT_NAME
     )
-    own = find_profile(report.run.run_dir)
-    if report.analysis is not None and own is not None and own == report.profile_dir:
-        write_trace(report.analysis, own)
+    if report.analysis is not None and report.profile_dir is not None and report.has_own_profile:
+        write_trace(report.analysis, report.profile_dir)
     return page
 
 
@@ -171,12 +179,10 @@ def render_report(
 def _profile_context(report: Report, language: str, cluster: Cluster | None) -> dict[str, Any]:
     words = texts(language, "report")
     if report.analysis is None:
-        note = words["broken_profile"].format(reason=report.problem) if report.problem else words["no_profile"]
-        return {"profile": None, "profile_note": note}
+        return {"profile": None, "profile_note": report.why_no_profile(words)}
     profile = profile_context(report.analysis, language=language, cluster=cluster)
     note = words["profile_of"].format(about=profile["under"])
-    own = find_profile(report.run.run_dir)
-    if own == report.profile_dir:
+    if report.has_own_profile:
         note = f"{note} {words['profile_trace']}"
     else:
         note = f"{note} {words['profile_elsewhere'].format(folder=report.profile_dir)}"

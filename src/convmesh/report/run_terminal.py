@@ -49,8 +49,7 @@ def print_report(
         if advised is not None:
             print_advice(advised, console, language=language, folder=str(report.run.run_dir))
     else:
-        reason = words["broken_profile"].format(reason=report.problem) if report.problem else words["no_profile"]
-        console.print(f"- {reason}", highlight=False, markup=False)
+        console.print(f"- {report.why_no_profile(words)}", highlight=False, markup=False)
     _print_plan(report, console, language=language, cluster=cluster)
 
 
