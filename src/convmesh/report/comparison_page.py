@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convmesh.report.charts import ColumnChart, ColumnNames, LineChart, Point, Series, column_chart, line_chart, smooth
+from convmesh.report.charts import (
+    ColumnChart,
+    ColumnNames,
+    LineChart,
+    Point,
+    Series,
+    column_chart,
+    column_texts,
+    line_chart,
+    smooth,
+)
 from convmesh.report.comparison import Comparison, Measure, compare_sides
 from convmesh.report.comparison_sides import Side
 from convmesh.report.comparison_view import (
@@ -119,10 +129,7 @@ def _parts_chart(comparison: Comparison, words: Words) -> ColumnChart | None:
         words["parts"],
         stacks,
         legend=labels,
-        texts=[
-            f"{name}: " + ", ".join(f"{part} {value:.3g} ms" for part, value in zip(labels, stack, strict=True))
-            for name, stack in zip(comparison.names, stacks, strict=True)
-        ],
+        texts=column_texts(comparison.names, labels, stacks),
         note="ms",
         columns=ColumnNames("", [_short(name) for name in comparison.names]),
         colours=[_PARTS[entry.kind] for entry in parts],

@@ -15,7 +15,7 @@ from convmesh.profiling.perfetto import write_chrome_trace
 from convmesh.report import profile_facts, profile_figures
 from convmesh.report.achieved import against_cluster
 from convmesh.report.advice_view import advice_context
-from convmesh.report.charts import ColumnChart, ColumnNames, LineChart, Series, column_chart, line_chart
+from convmesh.report.charts import ColumnChart, ColumnNames, LineChart, Series, column_chart, column_texts, line_chart
 from convmesh.report.page import render_page, write_page
 from convmesh.report.profile_text import texts
 from convmesh.units import format_bytes
@@ -142,17 +142,13 @@ def _division(analysis: Analysis, language: str) -> ColumnChart | None:
     edges = np.linspace(0, number, min(number, _MAX_COLUMNS) + 1).round().astype(int)
     groups = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
     stacks = [[1000 * float(value_R[first:last].mean()) for _, value_R in parts] for first, last in groups]
-    labels = [words[name] for name, _ in parts]
+    labels, firsts = [words[name] for name, _ in parts], [analysis.ranks[first] for first, _ in groups]
     return column_chart(
         words["division"],
         stacks,
         legend=labels,
-        texts=[
-            f"{words['rank']} {analysis.ranks[first]}: "
-            + ", ".join(f"{label} {value:.1f} ms" for label, value in zip(labels, stack, strict=True))
-            for (first, _), stack in zip(groups, stacks, strict=True)
-        ],
-        columns=ColumnNames(words["rank"], [str(analysis.ranks[first]) for first, _ in groups]),
+        texts=column_texts([f"{words['rank']} {rank}" for rank in firsts], labels, stacks, form=".1f"),
+        columns=ColumnNames(words["rank"], [str(rank) for rank in firsts]),
         colours=_COLOURS,
         note=words["division_note"],
     )
@@ -162,16 +158,13 @@ def _axis_chart(analysis: Analysis, words: Mapping[str, str]) -> ColumnChart | N
     """What an average rank spends on communication in an average step, axis by axis, in milliseconds."""
     axes = profile_figures.axis_division(analysis)
     legend = [words["transfer"], words["waiting"], words["hidden_part"]]
-    stacks = [[1000 * seconds for seconds in parts] for _, parts in axes]
+    names, stacks = [axis for axis, _ in axes], [[1000 * seconds for seconds in parts] for _, parts in axes]
     return column_chart(
         words["axis_chart"],
         stacks,
         legend=legend,
-        texts=[
-            f"{axis}: " + ", ".join(f"{label} {value:.3g} ms" for label, value in zip(legend, stack, strict=True))
-            for (axis, _), stack in zip(axes, stacks, strict=True)
-        ],
-        columns=ColumnNames(words["axis"], [axis for axis, _ in axes]),
+        texts=column_texts(names, legend, stacks),
+        columns=ColumnNames(words["axis"], names),
         colours=(2, 5, 7),
         note=words["axis_note"],
     )
