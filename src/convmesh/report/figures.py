@@ -154,7 +154,7 @@ class StepTimes:
     data: float
 
 
-def mean_step_times(steps: Sequence[Record]) -> list[StepTimes]:
+def median_step_times(steps: Sequence[Record]) -> list[StepTimes]:
     """How long an update takes on each rank.
 
     The first record is left out where others remain: it holds compilation and warm-up.
@@ -250,7 +250,7 @@ def _loss_scale_charts(run: RunData, words: Words) -> list[LineChart | None]:
 
 
 def _step_time_chart(steps: Sequence[Record], words: Words) -> ColumnChart | None:
-    times = mean_step_times(steps)
+    times = median_step_times(steps)
     in_milliseconds = [(1000 * rank.own, 1000 * rank.communication, 1000 * rank.data) for rank in times]
     return column_chart(
         words["update_time"],

@@ -14,7 +14,7 @@ from convmesh.planner.cluster import Cluster
 from convmesh.profiling.analysis import Analysis
 from convmesh.report.charts import ColumnChart, ColumnNames, column_chart
 from convmesh.report.facts import Words, num_ranks
-from convmesh.report.figures import mean_step_times
+from convmesh.report.figures import median_step_times
 from convmesh.report.foretelling import PLAN_NAME, foretell
 from convmesh.report.profile_figures import milliseconds
 from convmesh.report.run_folder import RunData, number, numbers, section
@@ -164,7 +164,7 @@ def _of_profile(foretold: Foretold, analysis: Analysis) -> list[Compared]:
 
 
 def _of_metrics(foretold: Foretold, run: RunData) -> list[Compared]:
-    times = [rank for rank in mean_step_times(run.steps) if math.isfinite(rank.own + rank.communication + rank.data)]
+    times = [rank for rank in median_step_times(run.steps) if math.isfinite(rank.own + rank.communication + rank.data)]
     if not times:
         return []
     step = max(rank.own + rank.communication + rank.data for rank in times)
