@@ -18,7 +18,7 @@ from convmesh.report.charts import (
     line_chart,
     smooth,
 )
-from convmesh.report.comparison import Comparison, Measure, compare_sides
+from convmesh.report.comparison import Comparison, compare_sides
 from convmesh.report.comparison_sides import Side
 from convmesh.report.comparison_view import (
     MAX_CHANGES,
@@ -97,7 +97,7 @@ def render_comparison(before: Side, after: Side, *, language: str = "en") -> str
         ],
         "time": lines(comparison.time, words),
         "time_note": time_note(comparison, words),
-        "time_charts": [chart for chart in (_parts_chart(comparison, words),) if chart is not None],
+        "parts_chart": _parts_chart(comparison, words),
         "step_chart": _step_chart(before, after, words),
         "layers": layer_lines(comparison, words),
         "collectives": collective_lines(comparison),
@@ -122,7 +122,7 @@ def _tiles(comparison: Comparison, words: Words) -> Iterator[Tile]:
 
 
 def _parts_chart(comparison: Comparison, words: Words) -> ColumnChart | None:
-    parts: list[Measure] = [entry for entry in comparison.time if entry.kind in _PARTS]
+    parts = [entry for entry in comparison.time if entry.kind in _PARTS]
     labels = [label(entry, words) for entry in parts]
     stacks = [[1000 * entry.before.value for entry in parts], [1000 * entry.after.value for entry in parts]]
     return column_chart(
