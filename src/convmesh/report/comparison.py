@@ -194,7 +194,7 @@ def compare_sides(before: Side, after: Side) -> Comparison:
 
 
 def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Change]:
-    for key in [*before, *(key for key in after if key not in before)]:
+    for key in dict.fromkeys([*before, *after]):
         if before.get(key) != after.get(key):
             yield Change(key=key, before=before.get(key), after=after.get(key))
 
@@ -226,7 +226,7 @@ def _times(before: Side, after: Side) -> Iterator[Measure]:
         samples = [_profiled(analysis) for analysis in (before.analysis, after.analysis)]
     else:
         samples = [_logged(side.run.steps) for side in (before, after)]
-    for key in [*samples[0], *(key for key in samples[1] if key not in samples[0])]:
+    for key in dict.fromkeys([*samples[0], *samples[1]]):
         nothing = np.zeros(LEAST_VALUES) if key[0] == "communication" else ()
         pair = [Sample.of(found.get(key, nothing)) for found in samples]
         if pair[0] is not None and pair[1] is not None and (key[0] in _ALWAYS or any(one.high for one in pair if one)):
