@@ -21,7 +21,7 @@ from typing import Any
 from convmesh.graph import Activations, Edge, Node, kept_with
 from convmesh.graph.graph import DTYPE_BYTES
 from convmesh.graph.saved import VIEWS
-from convmesh.plan.resolved import Resolved, ResolvedPlan
+from convmesh.plan.resolved import ResolvedPlan
 
 _NEW = ("gather", "slice", "permute", "to_channels", "to_samples")
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
@@ -68,7 +68,7 @@ class RankStorages:
         """The tensor that others gave, or what a change at the operator's border made of it."""
         new = any(
             entry.before.kind in _NEW or (entry.before.kind in ("gather_sum", "gather_samples") and entry.keep_input)
-            for entry in self._entries(node)
+            for entry in self._resolved.entries(node.name)
         )
         if new and edge == node.inputs[0]:
             return "taken", node.name, 0
@@ -79,14 +79,16 @@ class RankStorages:
 
     def made(self, node: Node) -> Hashable:
         """The result before it is changed at the border."""
-        changed = any(entry.after.kind not in {"none", "copy"} for entry in self._entries(node))
+        changed = any(entry.after.kind not in {"none", "copy"} for entry in self._resolved.entries(node.name))
         return ("made", node.name, 0) if changed else self.given(Edge(node.name))
 
     def given(self, edge: Edge) -> tuple[str, str, int]:
         """The result as others take it; a view is what it views."""
         node = self._graph.node(edge.node)
         if node.kind in VIEWS and all(
-            change.kind in {"none", "copy"} for entry in self._entries(node) for change in (entry.before, entry.after)
+            change.kind in {"none", "copy"}
+            for entry in self._resolved.entries(node.name)
+            for change in (entry.before, entry.after)
         ):
             return self.given(node.inputs[0])
         return "given", edge.node, edge.output
@@ -111,8 +113,3 @@ class RankStorages:
 
     def _local_shape(self, name: str, output: int) -> tuple[int, ...]:
         return self._resolved.rank_shape(Edge(name, output), self._position)
-
-    def _entries(self, node: Node) -> tuple[Resolved, ...]:
-        """What becomes of an operator on the channel axis, and on the data axis if something is split there."""
-        own, region = self._resolved.operators[node.name], self._resolved.region
-        return (own,) if region is None else (own, region.operators[node.name])

@@ -100,6 +100,11 @@ class ResolvedPlan:
         own = (self,) if self.num_ranks > 1 else ()
         return own if self.region is None else (*own, self.region)
 
+    def entries(self, name: str) -> tuple[Resolved, ...]:
+        """What becomes of an operator on this axis, and on the data axis if something is split there."""
+        own = self.operators[name]
+        return (own,) if self.region is None else (own, self.region.operators[name])
+
     @property
     def parameters(self) -> dict[str, ParameterShard]:
         """Name of each split parameter and buffer to its split."""

@@ -266,18 +266,16 @@ class _Walk:
         return found
 
     def _changes(self, node: Node, *, backward: bool) -> int:
-        signature, region = self._signatures[node.name], self._resolved.region
+        signature = self._signatures[node.name]
         if signature is None:
             return 0
-        entries = [self._resolved.operators[node.name]]
-        entries += [region.operators[node.name]] if region is not None else []
         table = _BEFORE_BACKWARD if backward else _BEFORE_FORWARD
         return max(
             max(
                 table[entry.before.kind] * signature.taken_bytes[0] if entry.before.kind != "none" else 0,
                 _AFTER.get(entry.after.kind, 0) * signature.made_bytes,
             )
-            for entry in entries
+            for entry in self._resolved.entries(node.name)
         )
 
     def _workspace(self, node: Node) -> int:
