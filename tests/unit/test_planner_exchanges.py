@@ -84,6 +84,8 @@ def test_the_data_axis_waits_for_exchanges_and_for_the_sums_of_what_is_whole(
     assert {name for name, _ in own.trainable} >= {name for name in split if not name.endswith(("mean", "var"))}
     without = dataclasses.replace(found, resolved=dataclasses.replace(found.resolved, region=None))
     seconds, plain = predict(found, MODEL).seconds, predict(without, MODEL).seconds
+    exchanged = accumulation * sum(cost.exchange_seconds for cost in predict(found, MODEL).operators)
+    assert exchanged == pytest.approx(linear(told))
     if engine == "torch":
         sums = data_collectives(
             [size for _, size in own.reduced], own.buffer_bytes, num_ranks=2, bucket_bytes=25 * 2**20
@@ -188,6 +190,14 @@ def test_uneven_parts_are_judged_by_the_rank_that_has_most() -> None:
     assert by_rank[0] == by_rank[1] > by_rank[2] == by_rank[3]
     buffers = 2 * 4 * 2 * 16
     assert found.memory.parameters == by_rank[0] + buffers
+
+
+def test_the_rank_that_has_most_need_not_be_the_first() -> None:
+    parts = ((0, 1), (2, 3), (4, 5, 6), (7, 8, 9))
+    entries = {"fc": Choice(split="out_channels", partition=parts)}
+    of_most = candidate({"fc": "out_channels"}, {"data": 4}, network(classes=10))
+    found = candidate(entries, {"data": 4}, network(classes=10))
+    assert predict(found, MODEL).memory.parameters == predict(of_most, MODEL).memory.parameters
 
 
 def test_both_axes_may_split_layers_of_one_network() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from convmesh.graph import Activations, repeated
 from convmesh.graph.resize import with_samples
 from convmesh.plan import CHANNEL, ResolvedPlan
+from convmesh.plan.collectives import SAMPLES_TOLD
 from convmesh.plan.placement import Shard
 from convmesh.planner.cluster import Cluster
 from convmesh.planner.memory import memory_use
@@ -42,8 +43,13 @@ def predict(
     """
     model = cluster if isinstance(cluster, CostModel) else CostModel(cluster)
     local = at_micro_batch(candidate, model.cluster)
-    ask = operators or (lambda resolved, position: model.operators(resolved, position=position))
-    ranks = [_Rank.of(local, model, position, ask(local.resolved, position)) for position in positions(local.resolved)]
+    samples = SAMPLES_TOLD[candidate.training.engine]
+    ask = operators or (lambda resolved, position: model.operators(resolved, position=position, samples=samples))
+    ranks = [
+        _Rank.of(seen, model, position, ask(seen.resolved, position))
+        for seen in _seen(local)
+        for position in positions(seen.resolved)
+    ]
     slowest = max(ranks, key=lambda rank: rank.seconds.total)
     return Prediction(
         candidate=candidate,
