@@ -122,8 +122,9 @@ def prepare(  # noqa: PLR0913 - one parameter per option of the command
             return prepare(run, plan=path)
     if plan is not None:
         run = dataclasses.replace(run, strategy=dataclasses.replace(run.strategy, plan=str(plan)))
-        planned_for = load_plan(plan).mesh
-        mesh = mesh or (planned_for if ranks in {None, planned_for.num_ranks} else None)
+        if mesh is None:
+            planned_for = load_plan(plan).mesh
+            mesh = planned_for if ranks in {None, planned_for.num_ranks} else None
     run = as_planned(run)
     grid = resolve_mesh(run, num_ranks=ranks, mesh=parse_mesh(mesh) if isinstance(mesh, str) else mesh)
     run = dataclasses.replace(run, strategy=dataclasses.replace(run.strategy, mesh=dict(grid.sizes)))
