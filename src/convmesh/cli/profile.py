@@ -168,7 +168,7 @@ def _write(
     else:
         console = wide_console()
         print_profile(analysis, console, language=language, cluster=cluster)
-        print_advice(advising.advised, console, language=language, folder=str(folder.parent))
+        print_advice(advising.advised, console, language=language, folder=str(folder))
         typer.echo(f"Report: {page}")
     if output is not None:
         for path in advising.write(output):

@@ -61,7 +61,7 @@ def view_of(advised: Advised, *, language: str, folder: str = "RUN") -> View:
     Args:
         advised: The advice.
         language: ``"en"`` or ``"zh"``.
-        folder: The folder of the run, for the command that applies it.
+        folder: The folder of the profile, for the command that applies it.
 
     Returns:
         The words.
@@ -96,7 +96,7 @@ def print_advice(advised: Advised, console: Console, *, language: str = "en", fo
         advised: The advice.
         console: Where to.
         language: ``"en"`` or ``"zh"``.
-        folder: The folder of the run, for the command that applies it.
+        folder: The folder of the profile, for the command that applies it.
 
     Raises:
         ConfigError: If the language is unknown.

@@ -170,7 +170,7 @@ def render_report(
         **_context(report.run, words),
         **_profile_context(report, language, cluster),
         plan=report.plan(language, cluster),
-        advice=advice_context(advised, language=language, folder=str(report.run.run_dir)),
+        advice=advice_context(advised, language=language, folder=str(report.profile_dir)),
         words=words,
         language=language,
     )

@@ -53,7 +53,7 @@ def write_profile_page(
         RunFolderError: If the page can't be written.
         ProfileError: If the trace can't be written.
     """
-    advice = advice_context(advised, language=language, folder=str(folder.parent))
+    advice = advice_context(advised, language=language, folder=str(folder))
     path = write_page(render_profile(analysis, language=language, cluster=cluster, advice=advice), folder / PAGE_NAME)
     write_trace(analysis, folder)
     return path

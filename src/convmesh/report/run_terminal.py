@@ -47,7 +47,7 @@ def print_report(
         console.print(f"\n{words['profile_title']}", highlight=False, style="bold")
         print_profile(report.analysis, console, language=language, cluster=cluster)
         if advised is not None:
-            print_advice(advised, console, language=language, folder=str(report.run.run_dir))
+            print_advice(advised, console, language=language, folder=str(report.profile_dir))
     else:
         console.print(f"- {report.why_no_profile(words)}", highlight=False, markup=False)
     _print_plan(report, console, language=language, cluster=cluster)
