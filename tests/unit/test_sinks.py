@@ -17,13 +17,13 @@ import pytest
 
 from convmesh.api import prepare
 from convmesh.config import check_config, parse_config
-from convmesh.config.load import plain_config
+from convmesh.config.load import dotted, plain_config
 from convmesh.errors import ConfigError, MistakeList
 from convmesh.mesh import Mesh
 from convmesh.training.metrics import Fanout, JsonLinesSink
 from convmesh.training.sinks import missing_sinks, open_sinks
 from convmesh.training.sinks.background import BackgroundSink
-from convmesh.training.sinks.tracker import RunAbout, flat, scalars_of
+from convmesh.training.sinks.tracker import RunAbout, scalars_of
 
 STEP = {
     "kind": "step",
@@ -65,7 +65,7 @@ def test_trackers_are_told_finite_numbers_by_group() -> None:
 
 
 def test_settings_are_told_by_the_names_of_run_files() -> None:
-    settings = flat(plain_config(run_with(sinks=["tensorboard"])))
+    settings = dotted(plain_config(run_with(sinks=["tensorboard"])))
 
     assert settings["train.sinks"] == ["tensorboard"]
     assert settings["model.name"] == "cnn-small"

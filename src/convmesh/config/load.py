@@ -94,6 +94,25 @@ def plain_config(run: RunConfig) -> dict[str, Any]:
     return plain
 
 
+def dotted(settings: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names, as ``--set`` names them; lists and empty mappings are values.
+
+    Args:
+        settings: Mappings in mappings.
+        prefix: Stands before every name.
+
+    Returns:
+        ``{"train.epochs": 6}`` for ``{"train": {"epochs": 6}}``.
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= dotted(value, prefix=f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
 def config_schema() -> dict[str, Any]:
     """The JSON Schema of the run file, for editors and other tools."""
     schema = _ADAPTER.json_schema()

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from convmesh.config.load import dotted
 from convmesh.errors import RunFolderError
 from convmesh.profiling.analysis import Analysis
 from convmesh.report.foretelling import PLAN_NAME
@@ -100,21 +101,16 @@ def read_side(folder: Path) -> Side:
     return Side(name=folder.resolve().name, report=report, plan=_read_plan(folder / PLAN_NAME))
 
 
-def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(content: Mapping[str, Any]) -> dict[str, str]:
     """Nested settings as dotted keys with their values as text.
 
     Args:
         content: Mappings in mappings.
-        prefix: Stands before every key.
 
     Returns:
         ``{"train.epochs": "6"}`` for ``{"train": {"epochs": 6}}``; lists and empty mappings are values.
     """
-    flat: dict[str, str] = {}
-    for key, value in content.items():
-        name = f"{prefix}{key}"
-        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) and value else {name: as_text(value)}
-    return flat
+    return {name: as_text(value) for name, value in dotted(content).items()}
 
 
 def as_text(value: object) -> str:

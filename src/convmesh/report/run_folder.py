@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class RunData:
     checkpoints: tuple[Record, ...] = ()
     events: tuple[Record, ...] = ()
 
-    @property
+    @cached_property
     def config(self) -> Mapping[str, Any]:
         """The resolved config: of ``config.yaml``, or else of the last start; empty if neither can be read."""
         try:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from mlflow.entities import Metric, Param, RunStatus
 from mlflow.tracking import MlflowClient
 
-from convmesh.training.sinks.tracker import RunAbout, flat
+from convmesh.config.load import dotted
+from convmesh.training.sinks.tracker import RunAbout
 
 _MOST_PARAMETERS = 100
 _LONGEST_VALUE = 500
@@ -40,7 +41,7 @@ class MLflow:
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known is not None else self._client.create_experiment(name)
         number: str = self._client.create_run(experiment, run_name=about.name).info.run_id
-        settings = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in flat(about.config).items()]
+        settings = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in dotted(about.config).items()]
         for start in range(0, len(settings), _MOST_PARAMETERS):
             self._client.log_batch(number, params=settings[start : start + _MOST_PARAMETERS])
         return number

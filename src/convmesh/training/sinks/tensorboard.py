@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from tensorboardX import SummaryWriter
 
-from convmesh.training.sinks.tracker import RunAbout, flat
+from convmesh.config.load import dotted
+from convmesh.training.sinks.tracker import RunAbout
 
 
 class TensorBoard:
@@ -22,7 +23,7 @@ class TensorBoard:
         purge = {"purge_step": about.update + 1} if about.update else {}
         self._writer = SummaryWriter(str(folder), **purge)
         self.place = str(folder)
-        rows = "".join(f"| {name} | `{value}` |\n" for name, value in flat(about.config).items())
+        rows = "".join(f"| {name} | `{value}` |\n" for name, value in dotted(about.config).items())
         self._writer.add_text("config", f"| setting | value |\n| --- | --- |\n{rows}", about.update)
 
     def log(self, scalars: Mapping[str, float], *, update: int) -> None:

@@ -99,14 +99,3 @@ def _scalars(group: str, record: Mapping[str, Any]) -> Iterator[tuple[str, float
         value = fmean(found) if of_ranks else found
         if isinstance(value, int | float) and math.isfinite(value):
             yield f"{group}/{name}", float(value)
-
-
-def flat(config: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names, as run files and ``--set`` name them."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, prefix=f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
