@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import subprocess
 import sys
 import time
 
@@ -10,6 +11,7 @@ import pytest
 
 from convmesh.errors import LaunchError
 from convmesh.training.launch import LaunchPlan, free_port, launch, threads_per_rank
+from convmesh.training.processes import wait_for_an_end
 from convmesh.training.run_folder import RunFolder
 
 # A launcher that starts one process per argument; each runs its argument as code with `rank`, `note` and `die` at hand.
@@ -65,6 +67,19 @@ def test_a_killed_rank_ends_all_and_is_named(start):
     with pytest.raises(LaunchError, match="rank 1 died without a word"):
         start(STUCK, "time.sleep(0.5); die()")
     assert time.monotonic() - begun < 30
+
+
+def test_a_wait_ends_with_the_first_process_that_ends():
+    lasting, ending = (subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({s})"]) for s in (300, 0.3))
+    begun = time.monotonic()
+    wait_for_an_end([lasting.pid, ending.pid], seconds=200)
+    assert time.monotonic() - begun < 100
+    assert ending.wait() == 0
+    assert lasting.poll() is None
+    lasting.kill()
+    lasting.wait()
+    wait_for_an_end([lasting.pid], seconds=200)
+    assert time.monotonic() - begun < 100
 
 
 def test_the_first_cause_is_told_not_its_consequence(start):

@@ -23,7 +23,7 @@ from convmesh.engines.contract import LaunchRequest
 from convmesh.errors import ConvMeshError, LaunchError
 from convmesh.mesh import Mesh
 from convmesh.training.checkpoint import find_checkpoints
-from convmesh.training.processes import STARTER, name_this_process, rank_process
+from convmesh.training.processes import STARTER, name_this_process, rank_process, wait_for_an_end
 from convmesh.training.run_folder import RunFolder
 
 _POLL_SECONDS = 0.2
@@ -153,6 +153,7 @@ class _Watch:
     def wait(self) -> None:
         """Returns when all ranks are done; raises the first cause if one is not."""
         while True:
+            living = self._living()
             finished = self._process.poll() is not None
             if self._all_done() and not self._errors():
                 self._settle()
@@ -160,7 +161,7 @@ class _Watch:
             self._silent = self._silent or self._silently_dead()
             if finished or self._silent or self._errors() or self._folder.scheduler_error.exists():
                 break
-            time.sleep(_POLL_SECONDS)
+            wait_for_an_end(living, seconds=_POLL_SECONDS)
         self._await_others()
         raise self._cause()
 
@@ -192,6 +193,10 @@ class _Watch:
 
     def _rank_process(self, rank: int) -> psutil.Process | None:
         return rank_process(self._folder.rank_file(rank, "pid"))
+
+    def _living(self) -> list[int]:
+        ranks = filter(None, map(self._rank_process, range(self._num_ranks)))
+        return [self._process.pid, *(rank.pid for rank in ranks)]
 
     def _is_done(self, rank: int) -> bool:
         return self._folder.rank_file(rank, "done").exists()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -68,6 +71,30 @@ def rank_process(note: Path) -> psutil.Process | None:
         return None if _WORKERS.isdisjoint(process.cmdline()) else process
     except (OSError, ValueError, psutil.Error):
         return None
+
+
+def wait_for_an_end(numbers: Iterable[int], *, seconds: float) -> None:
+    """Waits until one of some living processes ends, and returns at once when it does.
+
+    A launcher that finds a dead rank kills the others, so only a watcher that looks at once sees which one was first.
+
+    Args:
+        numbers: Process numbers.
+        seconds: Longest wait.
+    """
+    if not hasattr(os, "pidfd_open"):  # Linux alone has it.
+        time.sleep(seconds)
+        return
+    with contextlib.ExitStack() as opened:
+        ends = select.poll()
+        for number in numbers:
+            try:
+                descriptor = os.pidfd_open(number)
+            except ProcessLookupError:
+                return
+            opened.callback(os.close, descriptor)
+            ends.register(descriptor, select.POLLIN)
+        ends.poll(seconds * 1000)
 
 
 def await_earlier_ranks(logs: Path) -> None:
