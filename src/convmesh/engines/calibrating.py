@@ -6,11 +6,13 @@ the same order: what ranks of one machine take from each other, cores, caches an
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from convmesh.engines.contract import World
 from convmesh.graph import Graph
 from convmesh.graph.graph import Shape
 from convmesh.mesh import Mesh
@@ -143,6 +145,32 @@ class Measurement:
     phases: dict[str, float] = field(default_factory=dict)
 
 
+TURNS = 4
+"""How often work and a collective take turns for one figure."""
+
+Clock = Callable[[], float]
+"""Seconds since any moment."""
+
+
+def clock_of(world: World) -> Clock:
+    """What a rank's own work is timed with.
+
+    Where ranks share cores, a short piece of work either runs through or waits for its turn, and its wall clock tells
+    which. What it takes while all ranks compute is the processor time that it needs, times the ranks of each core.
+
+    Args:
+        world: Where this rank stands.
+
+    Returns:
+        The wall clock where each thread has a core, else that of the processor, which goes as much faster as ranks have
+        to share.
+    """
+    num_cores = len(os.sched_getaffinity(0))
+    if world.device != "cpu" or world.num_local_ranks * world.num_threads <= num_cores:
+        return time.perf_counter
+    return lambda: time.process_time() * world.num_local_ranks / num_cores
+
+
 def repeat(
     run: Callable[[], Any],
     repeats: int,
@@ -150,6 +178,7 @@ def repeat(
     gather: Callable[[Any], Any],
     synchronize: Callable[[], None] = lambda: None,
     in_step: bool = True,
+    clock: Clock = time.perf_counter,
 ) -> tuple[float, ...]:
     """Runs something repeatedly, after one run to warm up.
 
@@ -162,6 +191,7 @@ def repeat(
         gather: The engine's ``all_gather``, at which ranks meet.
         synchronize: Waits until the device has done what it was given.
         in_step: Whether ranks begin each repetition together; else only the first.
+        clock: What it is timed with.
 
     Returns:
         Seconds of each repetition.
@@ -172,11 +202,50 @@ def repeat(
         if in_step or number == 0:
             gather(None)
         synchronize()
-        begun = time.perf_counter()
+        begun = clock()
         run()
         synchronize()
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(clock() - begun)
     return tuple(seconds)
+
+
+def repeat_after_work(
+    run: Callable[[], Any],
+    work: Callable[[], Any],
+    repeats: int,
+    *,
+    gather: Callable[[Any], Any],
+    now: Clock,
+) -> tuple[float, ...]:
+    """Runs a collective after some work, over and over, as training does, after one run to warm up.
+
+    Ranks meet in the collective alone. What one waits for another counts, unless a rank of another group computes on
+    its core meanwhile; what both waited for before a common start would count in no update.
+
+    Args:
+        run: The collective.
+        work: Something that takes about as long as operators between two collectives.
+        repeats: How many figures are wanted, each of ``TURNS`` runs.
+        gather: The engine's ``all_gather``, at which ranks meet before each figure.
+        now: The rank's clock (``clock_of``), once the device has done what it was given.
+
+    Returns:
+        Seconds of the collective by which each turn took longer than its work, at least its own by the clock.
+    """
+    run()
+    found = []
+    for _ in range(repeats):
+        gather(None)
+        worked = ran = 0.0
+        begun = time.perf_counter()
+        for _ in range(TURNS):
+            first = now()
+            work()
+            between = now()
+            run()
+            worked, ran = worked + between - first, ran + now() - between
+        found.append(max(ran, time.perf_counter() - begun - worked) / TURNS)
+    return tuple(found)
 
 
 class Calibrator(Protocol):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import gc
 import itertools
 import math
 import resource
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,16 @@ from torch import Tensor, nn
 from convmesh.config import RunConfig
 from convmesh.engines.calibrating import (
     PROBES,
+    Clock,
     CollectiveTimes,
     FixedMemory,
     OperatorTimes,
     Overhead,
     Probe,
     Ranks,
+    clock_of,
     repeat,
+    repeat_after_work,
 )
 from convmesh.engines.contract import Batch, PixelScale, World
 from convmesh.engines.torch.calibrate_operators import Function, function_of, in_place_of
@@ -43,6 +46,9 @@ from convmesh.graph.graph import Shape
 _SCALE = PixelScale((1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
 _SMALL, _LARGE = 4, 64
 """Layers of the networks by which memory per operator is found."""
+
+_WORK_SIDE = 320
+"""Of matrices whose product takes a core about a millisecond, as operators between two exchanges do."""
 
 _REDUCED_BYTES, _NUM_REDUCED = 4 * 2**20, 6
 """Size and number of the weights whose gradients are reduced to see what overlaps."""
@@ -63,6 +69,7 @@ class TorchCalibrator:
         self._world = world
         self._device = torch.device(world.device if world.device != "cuda" else f"cuda:{torch.cuda.current_device()}")
         self._groups: dict[str, Any] = {}
+        self._clock = clock_of(world)
 
     def memory(self) -> FixedMemory:
         """What this rank holds beside tensors: resident memory, or what the CUDA context and libraries take."""
@@ -122,10 +129,13 @@ class TorchCalibrator:
         """
         group = self._group(ranks)
         axis = ChannelAxis(group, channels_last=self._run.train.channels_last)
+        square = torch.zeros(_WORK_SIDE, _WORK_SIDE, device=self._device)
+        work = functools.partial(torch.mm, square, square, out=torch.empty_like(square))
         found = []
         for num_bytes in sizes:
             run = _collective(kind, axis, group, num_bytes, self._device)
-            found.append(CollectiveTimes(num_bytes, self._repeat(run, repeats)))
+            seconds = repeat_after_work(run, work, repeats, gather=self._engine.all_gather, now=self._now)
+            found.append(CollectiveTimes(num_bytes, seconds))
         return found
 
     def optimizer(self, shapes: Sequence[Shape], *, repeats: int) -> tuple[float, ...]:
@@ -139,7 +149,7 @@ class TorchCalibrator:
                 parameter.grad = gradient
             optimizer.step(learning_rate=0.0, loss_scale=1.0)
 
-        return self._repeat(step, repeats, in_step=False)
+        return self._repeat(step, repeats, in_step=False, clock=self._clock)
 
     def overlap(self, ranks: Ranks) -> float:
         """Share of gradient reduction that costs no time while the backward runs.
@@ -185,7 +195,7 @@ class TorchCalibrator:
             for entry in node.parameters
             if entry.role in ("weight", "bias")
         }
-        return _Exercise(function, inputs, parameters, self._synchronize, in_place=in_place_of(node))
+        return _Exercise(function, inputs, parameters, self._now, in_place=in_place_of(node))
 
     def _tensor(self, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
         tensor = torch.randn(shape, device=self._device).to(dtype)
@@ -197,8 +207,12 @@ class TorchCalibrator:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _repeat(self, run: Callable[[], Any], repeats: int, *, in_step: bool = True) -> tuple[float, ...]:
-        return repeat(run, repeats, gather=self._engine.all_gather, synchronize=self._synchronize, in_step=in_step)
+    def _now(self) -> float:
+        self._synchronize()
+        return self._clock()
+
+    def _repeat(self, run: Callable[[], Any], repeats: int, **how: Any) -> tuple[float, ...]:
+        return repeat(run, repeats, gather=self._engine.all_gather, synchronize=self._synchronize, **how)
 
     def _group(self, ranks: Ranks) -> Any:
         key = f"{ranks.axis} of {ranks.mesh}"
@@ -227,12 +241,12 @@ class TorchCalibrator:
         batches = [batch] * num_micro_batches
         seconds = []
         for index in range(num_updates):
-            begun = time.perf_counter()
+            begun = self._clock()
             result = step.update(
                 batches, global_count=num_samples, learning_rate=0.0, loss_scale=1.0, update_index=index
             )
             float(result.loss_sum)
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(self._clock() - begun)
         return seconds
 
     def _held_bytes(self) -> int:
@@ -259,13 +273,13 @@ class _Exercise:
         function: Function,
         inputs: list[Tensor],
         parameters: dict[str, Tensor],
-        synchronize: Callable[[], None],
+        now: Clock,
         *,
         in_place: Callable[[Tensor], Tensor] | None,
     ) -> None:
         self._function, self._inputs, self._parameters = function, inputs, parameters
         self._in_place = in_place
-        self._synchronize = synchronize
+        self._now = now
         self._wanted = [tensor for tensor in (*inputs, *parameters.values()) if tensor.requires_grad]
         self._output: Tensor | None = None
         self._forward: list[float] = []
@@ -284,11 +298,9 @@ class _Exercise:
         self._output = self._function(self._inputs, self._parameters)
 
     def _timed(self, run: Callable[[], Tensor]) -> Tensor:
-        self._synchronize()
-        begun = time.perf_counter()
+        begun = self._now()
         output = run()
-        self._synchronize()
-        self._forward.append(time.perf_counter() - begun)
+        self._forward.append(self._now() - begun)
         return output
 
     def backward(self) -> None:
@@ -297,12 +309,10 @@ class _Exercise:
         if output is None or not self._wanted:
             return
         gradient = torch.ones_like(output)
-        self._synchronize()
-        begun = time.perf_counter()
+        begun = self._now()
         # As in training, gradients end up in the memory order of what they belong to.
         torch.autograd.backward(output, gradient, inputs=self._wanted)
-        self._synchronize()
-        self._backward.append(time.perf_counter() - begun)
+        self._backward.append(self._now() - begun)
         for tensor in self._wanted:
             tensor.grad = None
 
