@@ -6,13 +6,13 @@ the same order: what ranks of one machine take from each other, cores, caches an
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from convmesh.engines.contract import World
+from convmesh.engines.cores import ranks_per_core
 from convmesh.graph import Graph
 from convmesh.graph.graph import Shape
 from convmesh.mesh import Mesh
@@ -165,10 +165,8 @@ def clock_of(world: World) -> Clock:
         The wall clock where each thread has a core, else that of the processor, which goes as much faster as ranks have
         to share.
     """
-    num_cores = len(os.sched_getaffinity(0))
-    if world.device != "cpu" or world.num_local_ranks * world.num_threads <= num_cores:
-        return time.perf_counter
-    return lambda: time.process_time() * world.num_local_ranks / num_cores
+    share = ranks_per_core(world)
+    return time.perf_counter if share == 1 else lambda: share * time.process_time()
 
 
 def repeat(

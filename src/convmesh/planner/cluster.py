@@ -142,7 +142,11 @@ class Link:
     num_groups: Positive = 1
     """How many such groups communicated at once when it was measured."""
     way: Way = "collective"
-    """Through the engine's collectives, or through memory that the ranks of one machine share (MindSpore on CPU)."""
+    """Through the engine's collectives, or through memory that the ranks of one machine share.
+
+    On the CPU, MindSpore's ranks sum gradients there, PyTorch's sum activations. What has one way only is named
+    ``collective``, whatever way that is.
+    """
     alpha_seconds: _Seconds
     """Seconds that do not depend on the size."""
     seconds_per_byte: _Seconds

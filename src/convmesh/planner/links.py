@@ -88,6 +88,22 @@ def group_shape(mesh: Mesh, axis: str, *, devices_per_node: int) -> GroupShape:
     return _shape(tuple(mesh.sizes.items()), axis, devices_per_node)
 
 
+def activations_way(cluster: Cluster, kind: str) -> Way:
+    """How activations travel: PyTorch's ranks on one machine's CPU sum them in memory that they share.
+
+    Its gathers and scatters go the same way, but no other does, so that a cluster file has one figure for them.
+
+    Args:
+        cluster: The devices.
+        kind: As `convmesh.plan.collectives` names it.
+
+    Returns:
+        The way.
+    """
+    ways = {link.way for link in cluster.links.inside if link.kind == kind}
+    return "shared_memory" if cluster.engine == "torch" and "shared_memory" in ways else "collective"
+
+
 class CollectiveSeconds:
     """What collectives take on a cluster.
 
@@ -97,16 +113,17 @@ class CollectiveSeconds:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._known: dict[tuple[str, GroupShape, Way], tuple[float, float]] = {}
+        self._known: dict[tuple[str, GroupShape, Way | None], tuple[float, float]] = {}
 
-    def seconds(self, kind: str, num_bytes: float, group: GroupShape, *, way: Way = "collective") -> float:
+    def seconds(self, kind: str, num_bytes: float, group: GroupShape, *, way: Way | None = None) -> float:
         """Seconds of one collective.
 
         Args:
             kind: As `convmesh.plan.collectives` names it.
             num_bytes: Of its input on one rank.
             group: The ranks that take part.
-            way: How it travels; where a cluster does not know shared memory, through collectives.
+            way: How it travels, by default as activations do; where a cluster does not know shared memory, through
+                collectives.
 
         Returns:
             The seconds; 0 in a group of one.
@@ -116,7 +133,7 @@ class CollectiveSeconds:
         """
         key = kind, group, way
         if key not in self._known:
-            self._known[key] = self._alpha_beta(kind, group, way)
+            self._known[key] = self._alpha_beta(kind, group, way or activations_way(self._cluster, kind))
         alpha, beta = self._known[key]
         return alpha + beta * num_bytes
 
@@ -134,10 +151,11 @@ class CollectiveSeconds:
         crossing = (local if kind == "all-gather" else 1) * group.groups_per_node / adapters
         return inside[0] + between[0], max(inside[1], between[1] * crossing)
 
-    def origin(self, kind: str, group: GroupShape, *, way: Way = "collective") -> str:
+    def origin(self, kind: str, group: GroupShape, *, way: Way | None = None) -> str:
         """Where the seconds of a collective come from, in words."""
         if group.num_ranks == 1:
             return "nothing to communicate"
+        way = way or activations_way(self._cluster, kind)
         links = [*(self._inside(way) if group.ranks_per_node > 1 else ())]
         links += self._between() if group.num_nodes > 1 else ()
         near = _of_kind(links, kind)

@@ -216,7 +216,8 @@ def _channel_messages(candidate: Candidate, cluster: Cluster, own: LocalParamete
 def _norm_message(candidate: Candidate, axis: str) -> Message:
     """By which the ranks of an axis agree on overflow and the gradient's norm."""
     num_bytes = NORM_BYTES if candidate.training.engine == "torch" else NORM_BYTES // 2
-    return Message(axis=axis, kind="all-reduce", num_bytes=num_bytes, purpose="norm")
+    way: Way = "shared_memory" if candidate.training.engine == "torch" else "collective"
+    return Message(axis=axis, kind="all-reduce", num_bytes=num_bytes, purpose="norm", way=way)
 
 
 def _width(candidate: Candidate) -> int:

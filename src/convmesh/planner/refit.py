@@ -17,7 +17,7 @@ from typing import get_args
 
 from convmesh.planner.cluster import Cluster, CollectiveKind, Curve, Link, Links, Way
 from convmesh.planner.fitting import fit_alpha_beta
-from convmesh.planner.links import CollectiveSeconds, GroupShape
+from convmesh.planner.links import CollectiveSeconds, GroupShape, activations_way
 from convmesh.planner.messages import sums_in_shared_memory
 from convmesh.planner.prediction import Prediction
 from convmesh.profiling.observed import Observed, Transfers
@@ -54,6 +54,8 @@ def refit(cluster: Cluster, observed: Observed, prediction: Prediction, groups: 
         if transfers.axis in groups and transfers.kind in _KINDS and transfers.purpose in _PURPOSES:
             shared = transfers.axis == "data" and sums_in_shared_memory(prediction.candidate, cluster)
             way: Way = "shared_memory" if shared else "collective"
+            if transfers.axis != "data":
+                way = activations_way(cluster, transfers.kind)
             links = _with_transfers(cluster, links, transfers, groups[transfers.axis], way)
     return dataclasses.replace(
         cluster,
@@ -92,8 +94,8 @@ def _with_transfers(cluster: Cluster, links: Links, transfers: Transfers, group:
     sizes = transfers.by_size()
     usual = sum(known.seconds(transfers.kind, size, group, way=way) for size, _ in sizes)
     ratio = _ratio(sum(seconds for _, seconds in sizes), usual)
-    inside = _times(links.inside, transfers.kind, ratio)
-    between = links.between if links.between is None else _times(links.between, transfers.kind, ratio)
+    inside = _times(links.inside, transfers.kind, way, ratio)
+    between = links.between if links.between is None else _times(links.between, transfers.kind, way, ratio)
     if group.num_nodes == 1 and _tells_both(sizes):
         line = fit_alpha_beta([size for size, _ in sizes], [max(seconds, 1e-9) for _, seconds in sizes])
         fitted = Link(
@@ -114,7 +116,9 @@ def _tells_both(sizes: Sequence[tuple[int, float]]) -> bool:
     return len(sizes) >= _LEAST_SIZES and sizes[-1][0] >= _LEAST_RATIO * max(sizes[0][0], 1)
 
 
-def _times(links: Sequence[Link], kind: str, ratio: float) -> tuple[Link, ...]:
+def _times(links: Sequence[Link], kind: str, way: Way, ratio: float) -> tuple[Link, ...]:
+    ways = {link.way for link in links if link.kind == kind}
+    own = way if way in ways else "collective"
     return tuple(
         dataclasses.replace(
             link,
@@ -122,7 +126,7 @@ def _times(links: Sequence[Link], kind: str, ratio: float) -> tuple[Link, ...]:
             seconds_per_byte=ratio * link.seconds_per_byte,
             source=SOURCE,
         )
-        if link.kind == kind
+        if (link.kind, link.way) == (kind, own)
         else link
         for link in links
     )

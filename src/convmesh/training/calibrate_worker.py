@@ -190,7 +190,7 @@ def _collectives(
             ranks = Ranks(axis=axis, mesh=mesh)
             for kind in _KINDS:
                 for way in calibrator.ways(kind, axis):
-                    if (kind, way) in seen or (way == "shared_memory" and size < num_ranks):
+                    if (kind, way) in seen or (way == "shared_memory" and axis == "data" and size < num_ranks):
                         continue
                     seen.add((kind, way))
                     sizes = [*task.collective_bytes, *(task.reduction_bytes if kind == "all-reduce" else ())]

@@ -7,13 +7,13 @@ for data and, on a CPU, the collectives are those of the recorder, which knows t
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from convmesh.config.schema import ProfileConfig
 from convmesh.engines.contract import Engine, World
+from convmesh.engines.cores import cores
 from convmesh.mesh import Mesh
 from convmesh.profiling.breakdown import axes_of
 from convmesh.profiling.events import About, RankEvents
@@ -111,7 +111,7 @@ class StepProfiler:
         """Of the machine and, per step of an average rank, of its processors."""
         times = max(1, self._num_steps) * len(cpu_seconds)
         return {
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": len(cores()),
             "local_ranks": self._world.num_local_ranks,
             "cpu_seconds": sum(whole for whole, _ in cpu_seconds) / times,
             "reading_cpu_seconds": sum(reading for _, reading in cpu_seconds) / times,

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from convmesh.config import RunConfig
+from convmesh.engines import shared_exchange
 from convmesh.engines.calibrating import (
     PROBES,
     Clock,
@@ -70,6 +71,7 @@ class TorchCalibrator:
         self._device = torch.device(world.device if world.device != "cuda" else f"cuda:{torch.cuda.current_device()}")
         self._groups: dict[str, Any] = {}
         self._clock = clock_of(world)
+        self._shares_memory = world.device == "cpu" and shared_exchange.is_wanted()
 
     def memory(self) -> FixedMemory:
         """What this rank holds beside tensors: resident memory, or what the CUDA context and libraries take."""
@@ -112,8 +114,10 @@ class TorchCalibrator:
         return [exercise.times() if exercise is not None else None for exercise in exercises]
 
     def ways(self, kind: str, axis: str) -> tuple[str, ...]:
-        """The ways in which training sends a kind of collective: always through the process group."""
-        return ("collective",) if axis == "channel" or kind == "all-reduce" else ()
+        """The ways in which training sends a kind of collective; gradients go through the process group."""
+        if kind == "all-reduce":
+            return ("shared_memory",) if axis == "channel" and self._shares_memory else ("collective",)
+        return ("collective",) if axis == "channel" else ()
 
     def collective(self, kind: str, ranks: Ranks, *, sizes: Sequence[int], repeats: int) -> list[CollectiveTimes]:
         """Runs one kind of collective as training does.
@@ -133,7 +137,9 @@ class TorchCalibrator:
         work = functools.partial(torch.mm, square, square, out=torch.empty_like(square))
         found = []
         for num_bytes in sizes:
-            run = _collective(kind, axis, group, num_bytes, self._device)
+            run = _collective(kind, axis, num_bytes, self._device)
+            if kind == "all-reduce" and ranks.axis == "data":
+                run = functools.partial(dist.all_reduce, torch.zeros(num_bytes // 4, device=self._device), group=group)
             seconds = repeat_after_work(run, work, repeats, gather=self._engine.all_gather, now=self._now)
             found.append(CollectiveTimes(num_bytes, seconds))
         return found
@@ -348,8 +354,8 @@ def _chain(num_layers: int, num_channels: int = 8) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(num_channels, 2))
 
 
-def _collective(kind: str, axis: ChannelAxis, group: Any, num_bytes: int, device: torch.device) -> Callable[[], Any]:
-    """One collective, given a tensor (1, C, P, 1) whose C channels all ranks share evenly."""
+def _collective(kind: str, axis: ChannelAxis, num_bytes: int, device: torch.device) -> Callable[[], Any]:
+    """One collective of the channel axis, given a tensor (1, C, P, 1) whose C channels all ranks share evenly."""
     width = max(1, num_bytes // 4 // 64)
     num_channels = 64 if kind != "all-gather" else 64 * axis.size
     ends = [num_channels * rank // axis.size for rank in range(axis.size + 1)]
@@ -360,10 +366,9 @@ def _collective(kind: str, axis: ChannelAxis, group: Any, num_bytes: int, device
     whole = torch.zeros(1, 64, width, 1, device=device)
     if kind == "reduce-scatter":
         return lambda: axis.reduce_scatter(whole, lists)
-    flat = whole.view(-1)
     if kind == "broadcast":
-        return lambda: dist.broadcast(flat, group_src=0, group=group)
-    return lambda: dist.all_reduce(flat, group=group)
+        return lambda: axis.broadcast_([whole], purpose="gradients")
+    return lambda: axis.all_reduce(whole)
 
 
 def create_calibrator(engine: Any, world: World, run: RunConfig) -> TorchCalibrator:

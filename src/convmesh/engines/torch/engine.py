@@ -20,6 +20,7 @@ from torch import nn
 from convmesh.config.execution import execution_of
 from convmesh.config.schema import ModelConfig, RunConfig
 from convmesh.engines.contract import Batch, PixelScale, Reader, World
+from convmesh.engines.cores import stay_on_a_core, use_all_cores
 from convmesh.engines.torch import networks
 from convmesh.engines.torch.channel_axis import ChannelAxis
 from convmesh.engines.torch.collectives import DataAxis, gather_values
@@ -54,13 +55,15 @@ class TorchEngine:
     def start(self, world: World) -> None:
         """Joins the ranks (Gloo for the CPU, NCCL for GPUs) and selects device and threads.
 
-        On the CPU PyTorch is set to deterministic algorithms, so that a resumed run repeats the numbers.
+        On the CPU, ranks that share cores evenly are each bound to one, and PyTorch is set to deterministic algorithms,
+        so that a resumed run repeats the numbers.
 
         Raises:
             EngineError: If the device or the other ranks can't be reached.
         """
         self._world = world
         torch.set_num_threads(world.num_threads)
+        stay_on_a_core(world)
         self._device = _select_device(world)
         self._was_deterministic = (
             torch.are_deterministic_algorithms_enabled(),
@@ -82,6 +85,7 @@ class TorchEngine:
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
         if self._world is not None:
+            use_all_cores()
             deterministic, fill = self._was_deterministic
             torch.use_deterministic_algorithms(deterministic)
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
