@@ -145,7 +145,7 @@ class Measurement:
     phases: dict[str, float] = field(default_factory=dict)
 
 
-TURNS = 4
+TURNS = 3
 """How often work and a collective take turns for one figure."""
 
 Clock = Callable[[], float]

@@ -23,6 +23,7 @@ from convmesh.config import RunConfig
 from convmesh.engines import shared_exchange
 from convmesh.engines.calibrating import (
     PROBES,
+    TURNS,
     Clock,
     CollectiveTimes,
     FixedMemory,
@@ -50,6 +51,9 @@ _SMALL, _LARGE = 4, 64
 
 _WORK_SIDE = 320
 """Of matrices whose product takes a core about a millisecond, as operators between two exchanges do."""
+
+_LONG_BYTES = 2**20
+"""Collectives of so many bytes take several milliseconds."""
 
 _REDUCED_BYTES, _NUM_REDUCED = 4 * 2**20, 6
 """Size and number of the weights whose gradients are reduced to see what overlaps."""
@@ -140,7 +144,9 @@ class TorchCalibrator:
             run = _collective(kind, axis, num_bytes, self._device)
             if kind == "all-reduce" and ranks.axis == "data":
                 run = functools.partial(dist.all_reduce, torch.zeros(num_bytes // 4, device=self._device), group=group)
-            seconds = repeat_after_work(run, work, repeats, gather=self._engine.all_gather, now=self._now)
+            # Of what takes long a third of the figures will do: each is of several turns.
+            times = repeats if num_bytes < _LONG_BYTES else -(-repeats // TURNS)
+            seconds = repeat_after_work(run, work, times, gather=self._engine.all_gather, now=self._now)
             found.append(CollectiveTimes(num_bytes, seconds))
         return found
 
@@ -182,7 +188,7 @@ class TorchCalibrator:
             for _ in range(_NUM_REDUCED):
                 axis.sum_(flat, purpose="gradients")
 
-        without, with_, alone = (float(np.median(self._repeat(run, 5))) for run in (quiet, reducing, reductions))
+        without, with_, alone = (float(np.median(self._repeat(run, 7))) for run in (quiet, reducing, reductions))
         hideable = min(alone * (_NUM_REDUCED - 1) / _NUM_REDUCED, without)
         return min(1.0, max(0.0, (without + alone - with_) / hideable))
 
