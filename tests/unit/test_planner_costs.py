@@ -151,6 +151,26 @@ def test_measured_sizes_and_ways_are_taken_as_they_are() -> None:
     assert 1.0 < model.seconds("all-reduce", 0, GroupShape(num_ranks=3)) < 9.0
 
 
+def test_activations_of_pytorch_are_summed_in_shared_memory_and_gathered_as_they_were_measured() -> None:
+    def link(kind: str, alpha: float, way: str) -> dict[str, object]:
+        return {"kind": kind, "num_ranks": 2, "alpha_seconds": alpha, "seconds_per_byte": 0, "way": way}
+
+    inside = [link("all-reduce", 1.0, "collective"), link("all-reduce", 0.25, "shared_memory")]
+    links = {"inside": [*inside, link("all-gather", 0.5, "collective")]}
+    pair = GroupShape(num_ranks=2)
+    for engine, summed in (("torch", 0.25), ("mindspore", 1.0)):
+        model = CostModel(cluster_of(links=links, engine=engine))
+        assert model.collectives.seconds("all-reduce", 0, pair) == summed
+        assert model.collectives.seconds("all-gather", 0, pair) == 0.5
+        assert model.collectives.seconds("all-reduce", 0, pair, way="collective") == 1.0
+    # Gradients stay with the process group; the norm that ranks agree on is told where activations are summed.
+    candidate = candidate_of(plain_network(), axes={"data": 2, "channel": 2})
+    cluster = cluster_of(links=links, engine="torch")
+    messages = update_messages(candidate, cluster, local_parameters(candidate))
+    ways = {(message.purpose, message.way) for message in messages}
+    assert ways >= {("gradients", "collective"), ("norm", "shared_memory")}
+
+
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=30)
 
 
