@@ -110,7 +110,7 @@ def measure(
     with ExitStack() as stack:
         pools: dict[Contender, RankPool] = {}
         for contender in able:
-            pool = pools[contender] = RankPool(engine, contender.num_ranks)
+            pool = pools[contender] = RankPool(engine, contender.num_ranks, num_threads=contender.num_threads)
             stack.callback(pool.close)
             memory = pool.run(
                 f"{_MODULES[engine]}:prepare",

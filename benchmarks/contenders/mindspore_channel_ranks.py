@@ -75,6 +75,7 @@ class _Trainer:
     def step(self) -> None:
         """One step of training."""
         _, gradients = self._differentiate(self._images_NCHW, self._labels_N)
+        _ = gradients[-1].shape  # Else whoever computes with it first would wait for it in a busy loop, one device too.
         if self._splits:
             gradients = convmesh.reduce_gradients(self.cell, gradients)
         self.optimizer(tuple(gradient * self._mean for gradient in gradients))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import platform
 import resource
@@ -19,7 +18,7 @@ from mindspore import nn
 from convmesh.config.execution import execution_of
 from convmesh.config.schema import ModelConfig, RunConfig
 from convmesh.engines.contract import Batch, PixelScale, Reader, World
-from convmesh.engines.mindspore import cluster, networks
+from convmesh.engines.mindspore import cluster, networks, threads
 from convmesh.engines.mindspore.channel_axis import ChannelAxis, channel_axis
 from convmesh.engines.mindspore.collectives import DataAxis, data_axis, enable_fusion, gather_values
 from convmesh.engines.mindspore.loader import load
@@ -59,7 +58,7 @@ class MindSporeEngine:
         ms.set_context(mode=ms.GRAPH_MODE)
         self._select_device(world)
         if world.device == "cpu":
-            _set_threads(world.num_threads)
+            threads.compute_with(world.num_threads)
         self._world = world
         if world.num_ranks > 1:
             cluster.join(world)
@@ -215,12 +214,6 @@ class MindSporeEngine:
                     got=f"{', '.join(differing)} on one of them only, or with another shape",
                     fix="Make the factory independent of the rank",
                 )
-
-
-def _set_threads(num_threads: int) -> None:
-    # MindSpore takes this once per process.
-    with contextlib.suppress(RuntimeError):
-        ms.device_context.cpu.op_tuning.threads_num(num_threads)
 
 
 def create_engine() -> MindSporeEngine:

@@ -93,9 +93,10 @@ def parallelize(
 def reduce_gradients(network: nn.Cell, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Sums gradients over the data axis, once per update; all ranks call it.
 
-    Every rank differentiates its own samples' losses divided by the number of samples of the *global* batch. Gradients
-    of what is split are right on the channel axis already; those of whole parameters that every rank uses for own
-    channels only are summed over it.
+    Every rank differentiates its own samples' losses; they, or the sums, are divided by the number of samples of the
+    *global* batch. Gradients of what is split are right on the channel axis already; those of whole parameters that
+    every rank uses for own channels only are summed over it. It waits asleep until they are computed: so it is best
+    called before anything computes with them.
 
     Args:
         network: Split by ``parallelize``.
