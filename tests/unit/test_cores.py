@@ -69,11 +69,16 @@ def test_a_collective_takes_what_is_left_of_its_turn_but_at_least_its_own(monkey
         own[0] += own_seconds
 
     def seconds(waits: float) -> tuple[float, ...]:
+        late = [100.0]  # Until the first collective after ranks have met.
+
+        def run() -> None:
+            pass_by(wall_seconds=1.0 + waits + late.pop() if late else 1.0 + waits, own_seconds=2.0)
+
         return repeat_after_work(
-            lambda: pass_by(wall_seconds=1.0 + waits, own_seconds=2.0),
+            run,
             lambda: pass_by(wall_seconds=1.0, own_seconds=2.0),
             2,
-            gather=lambda _: None,
+            gather=lambda _: late.append(100.0),
             now=lambda: own[0],
         )
 
