@@ -7,7 +7,6 @@ import ctypes
 import dataclasses
 import functools
 import gc
-import itertools
 import math
 import resource
 from collections.abc import Callable, Sequence
@@ -51,6 +50,9 @@ _SMALL, _LARGE = 4, 64
 
 _WORK_SIDE = 320
 """Of matrices whose product takes a core about a millisecond, as operators between two exchanges do."""
+
+_NUM_CHANNELS = 256
+"""Of the tensors that are exchanged: those of a rank lie together, and longer pieces of memory are faster copied."""
 
 _LONG_BYTES = 2**20
 """Collectives of so many bytes take several milliseconds."""
@@ -141,7 +143,7 @@ class TorchCalibrator:
         work = functools.partial(torch.mm, square, square, out=torch.empty_like(square))
         found = []
         for num_bytes in sizes:
-            run = _collective(kind, axis, num_bytes, self._device)
+            run = _collective(kind, axis, num_bytes, self._tensor)
             if kind == "all-reduce" and ranks.axis == "data":
                 run = functools.partial(dist.all_reduce, torch.zeros(num_bytes // 4, device=self._device), group=group)
             # Of what takes long a third of the figures will do: each is of several turns.
@@ -360,21 +362,22 @@ def _chain(num_layers: int, num_channels: int = 8) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(num_channels, 2))
 
 
-def _collective(kind: str, axis: ChannelAxis, num_bytes: int, device: torch.device) -> Callable[[], Any]:
+def _collective(
+    kind: str, axis: ChannelAxis, num_bytes: int, tensor_of: Callable[[Shape], Tensor]
+) -> Callable[[], Any]:
     """One collective of the channel axis, given a tensor (1, C, P, 1) whose C channels all ranks share evenly."""
-    width = max(1, num_bytes // 4 // 64)
-    num_channels = 64 if kind != "all-gather" else 64 * axis.size
-    ends = [num_channels * rank // axis.size for rank in range(axis.size + 1)]
-    lists = tuple(tuple(range(start, stop)) for start, stop in itertools.pairwise(ends))
+    own = -(-_NUM_CHANNELS // axis.size)
+    lists = tuple(tuple(range(own * rank, own * rank + own)) for rank in range(axis.size))
+    num_channels = own if kind == "all-gather" else own * axis.size
+    # In the memory order that activations have: else each call would bring it there first.
+    tensor = tensor_of((1, num_channels, max(1, num_bytes // 4 // num_channels), 1))
     if kind == "all-gather":
-        part = torch.zeros(1, 64, width, 1, device=device)
-        return lambda: axis.gather(part, lists)
-    whole = torch.zeros(1, 64, width, 1, device=device)
+        return lambda: axis.gather(tensor, lists)
     if kind == "reduce-scatter":
-        return lambda: axis.reduce_scatter(whole, lists)
+        return lambda: axis.reduce_scatter(tensor, lists)
     if kind == "broadcast":
-        return lambda: axis.broadcast_([whole], purpose="gradients")
-    return lambda: axis.all_reduce(whole)
+        return lambda: axis.broadcast_([tensor], purpose="gradients")
+    return lambda: axis.all_reduce(tensor)
 
 
 def create_calibrator(engine: Any, world: World, run: RunConfig) -> TorchCalibrator:
