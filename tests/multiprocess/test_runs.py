@@ -172,7 +172,7 @@ def test_a_killed_rank_ends_the_run_with_a_sentence(config, tmp_path, engine):
     wait_for_checkpoint(tmp_path / "run", 1, process)
     pids = [int((tmp_path / "run" / "logs" / f"rank_{rank}.pid").read_text()) for rank in range(2)]
     os.kill(pids[1], signal.SIGKILL)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 2, out + err
     assert "rank 1 died" in err
     assert "--resume" in err
@@ -243,7 +243,7 @@ def test_an_interrupted_run_says_how_to_go_on(config, tmp_path):
     process = start("train", config, "--ranks", 2, "--run-dir", tmp_path / "run", "--set", "train.epochs=500")
     wait_for_checkpoint(tmp_path / "run", 1, process)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "--resume" in err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "stopped"

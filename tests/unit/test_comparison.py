@@ -68,6 +68,16 @@ def test_what_differs_in_settings_is_told_and_nothing_else(tmp_path: Path) -> No
     }
 
 
+def test_a_plan_in_the_folder_of_its_run_is_no_other_setting(tmp_path: Path) -> None:
+    own = {name: {"strategy:": f"strategy:\n  plan: /moved/since/{name}/plan.yaml"} for name in "ab"}
+    before, after = (run_with(tmp_path / name, None, **own[name]) for name in "ab")
+    other = run_with(tmp_path / "c", None, **own["a"])
+
+    assert compared(before, after).config == ()
+    (change,) = compared(before, other).config
+    assert (change.key, change.before, change.after) == ("strategy.plan", "plan.yaml", "/moved/since/a/plan.yaml")
+
+
 def test_seconds_of_profiles_have_known_answers(tmp_path: Path) -> None:
     found = compared(run_with(tmp_path / "a", QUICK), run_with(tmp_path / "b", SLOW))
 

@@ -47,7 +47,11 @@ class Side:
     @property
     def config(self) -> dict[str, str]:
         """Dotted key to value, as text, of the resolved config."""
-        return flatten(self.run.config)
+        settings = flatten(self.run.config)
+        folder = self.run.run_dir.resolve().name
+        if Path(settings.get("strategy.plan", "")).parts[-2:] == (folder, PLAN_NAME):
+            settings["strategy.plan"] = PLAN_NAME  # Every run has its own; what differs in them is told apart.
+        return settings
 
     @property
     def machine(self) -> dict[str, str]:
