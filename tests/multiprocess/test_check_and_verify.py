@@ -60,6 +60,27 @@ def test_check_shows_and_writes_the_plan(run_file: Path, tmp_path: Path) -> None
     assert {entry["kind"] for entry in told["collectives"]} == {"all-gather", "all-reduce", "reduce-scatter"}
 
 
+def test_check_says_if_nothing_is_split(run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "standardised.py").write_text(
+        "from torch import nn\n"
+        "from torch.nn import functional\n"
+        "class Standardised(nn.Conv2d):\n"
+        "    def forward(self, x):\n"
+        "        return functional.conv2d(x, self.weight - self.weight.mean((1, 2, 3), keepdim=True))\n"
+        "def build(num_classes=10):\n"
+        "    pooled = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes)\n"
+        "    return nn.Sequential(Standardised(1, 8, 3), nn.ReLU(), *pooled)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run_file.write_text(RUN.replace("name: cnn-small, args: {batch_norm: true}", "factory: 'standardised:build'"))
+
+    code, output = call("check", run_file, "--mesh", "channel=2")
+
+    assert code == 0, output
+    assert "Nothing is split over the channel axis: each of 2 ranks computes all of it." in output
+    assert "0.conv2d (aten.conv2d.default)" in output
+
+
 def test_check_tells_everything_that_is_wrong(run_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(

@@ -161,10 +161,19 @@ def _describe(resolved: ResolvedPlan, engine: str) -> str:
     for row in rows:
         border = ", ".join(f"{row[place]} {place} it" for place in ("before", "after") if _talks(row[place]))
         lines.append(f"  {row['name']:{width}}  {row['split']:12}  {border}".rstrip())
+    if all(row["split"] == "whole" for row in _operators(resolved)):
+        lines.append(_unsplit(resolved))
     lines.append(f"Per micro-batch over the {resolved.axis} axis, on rank 0:")
     found = _collectives(resolved, engine)
     lines += [f"  {entry.number} x {entry.kind}, {format_bytes(entry.num_bytes)}" for entry in found]
     return "\n".join(lines)
+
+
+def _unsplit(resolved: ResolvedPlan) -> str:
+    """Why a plan gains nothing on an axis, as far as the network tells."""
+    said = f"Nothing is split over the {resolved.axis} axis: each of {resolved.num_ranks} ranks computes all of it."
+    unknown = [f"{node.name} ({node.attributes['operator']})" for node in resolved.graph if node.kind == "opaque"]
+    return f"{said} ConvMesh has no rule for these as they are used here: {', '.join(unknown)}." if unknown else said
 
 
 def _communicates(row: dict[str, Any]) -> bool:
