@@ -38,6 +38,7 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python -m benchmarks.channel_parallel --engine mindspore --network wide_field --ranks 2
 	$(BIN)/python -m benchmarks.channel_parallel --engine mindspore --network wide_field --ranks 4
 	$(BIN)/python -m benchmarks.channel_exchange
+	$(BIN)/python -m benchmarks.convolution_scratch
 	$(BIN)/python -m benchmarks.exactness
 	$(BIN)/python -m benchmarks.planner
 	$(BIN)/python -m benchmarks.memory_budget
