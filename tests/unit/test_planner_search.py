@@ -16,14 +16,15 @@ from tests.graph_builder import GRAPHS, Builder, dense_net
 
 from convmesh.graph import Graph
 from convmesh.mesh import Mesh
-from convmesh.plan import Plan, resolve
+from convmesh.plan import Plan, ResolvedPlan, resolve
+from convmesh.planner.bisection import largest_that_fits
 from convmesh.planner.candidates import Wishes, accumulations, factorisations, list_outlines
 from convmesh.planner.found import Found, nearest_misses
 from convmesh.planner.predict import predict
 from convmesh.planner.prediction import Candidate, Prediction, Training
 from convmesh.planner.pricing import Pricer
 from convmesh.planner.scaling import efficiency, scaling_points
-from convmesh.planner.search import largest_that_fits, search
+from convmesh.planner.search import search
 from convmesh.planner.seconds import CostModel
 from convmesh.planner.ways import Way, entries_of, list_ways
 
@@ -43,8 +44,8 @@ def pricer_of(graph: Graph, *, global_batch: int = BATCH, engine: Any = "torch",
 
 
 def found_of(graph: Graph, num_ranks: int, *, memory_bytes: int | None = None, **rest: Any) -> Found:
-    wishes = rest.pop("wishes", None)
-    return search(pricer_of(graph, **rest), num_ranks=num_ranks, memory_bytes=memory_bytes, wishes=wishes)
+    asked = {name: rest.pop(name, None) for name in ("wishes", "refuses")}
+    return search(pricer_of(graph, **rest), num_ranks=num_ranks, memory_bytes=memory_bytes, **asked)
 
 
 def seconds_of(found: Found) -> float:
@@ -300,3 +301,32 @@ def test_scaling_plans_for_every_number_of_devices() -> None:
     assert points[4].plain_seconds is None
     assert efficiency(points[1], points[1]) == 1
     assert pricer.training.global_batch == 8
+
+
+def refuses_channels(resolved: ResolvedPlan) -> str | None:
+    return "it can't split channels" if resolved.num_ranks > 1 else None
+
+
+def test_what_the_engine_refuses_is_passed_over_for_the_next_best() -> None:
+    # Large weights on tiny images: channels are cheap to split, gradients dear to sum.
+    asked: dict[str, Any] = {"links": link(1e8), "wishes": Wishes(uses_all=True)}
+    graph = residual_network(width=128, size=2)
+    free = found_of(graph, 4, **asked)
+    assert free.chosen is not None
+    assert free.chosen.outline.mesh.size("channel") > 1, "else nothing would be refused"
+    found = found_of(graph, 4, refuses=refuses_channels, **asked)
+    assert found.chosen is not None
+    assert found.chosen.outline.mesh.size("channel") == 1
+    assert found.chosen.reason.startswith("the fastest that fits and can be run")
+    # Not any other, but the one that wins where there is no axis for channels.
+    alone = found_of(graph, 4, **{**asked, "wishes": Wishes(mesh=found.chosen.outline.mesh)})
+    assert found.chosen.seconds == seconds_of(alone)
+    assert free.chosen.outline in [entry.outline for entry in found.refusals]
+    assert all(entry.reason == "can't be run: it can't split channels" for entry in found.refusals)
+    assert all(entry.seconds < found.plain.seconds for entry in found.refusals if found.plain is not None)
+
+
+def test_where_all_is_refused_nothing_is_chosen() -> None:
+    found = found_of(tiny(), 2, refuses=lambda _plan: "not today")
+    assert found.chosen is None
+    assert found.refusals

@@ -109,13 +109,14 @@ def _display() -> Iterator[Callable[[RunFolder], None]]:
 def _tell_plan(folder: RunFolder) -> None:
     """What the planner foretold of the plan in a run folder, and for which devices."""
     from convmesh.plan.load import load_plan
+    from convmesh.planner.found import REFUSED
 
     foretold = load_plan(folder.plan).foretold if folder.plan.exists() else None
     if foretold is None:
         return
     typer.echo(
         f"Plan: {foretold.seconds:.4g} s per update and {format_bytes(foretold.memory_bytes)} per rank foretold.\n  "
-        + "\n  ".join(foretold.reasons[:2])
+        + "\n  ".join((*foretold.reasons[:2], *(text for text in foretold.reasons[2:] if REFUSED in text)))
     )
 
 

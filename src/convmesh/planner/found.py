@@ -13,7 +13,10 @@ from convmesh.planner.prediction import Prediction
 NUM_MISSES = 3
 """Candidates that come nearest to fitting of which all is predicted where nothing fits."""
 
-Verdict = Literal["chosen", "slower", "too large", "not tried"]
+REFUSED = "can't be run"
+"""Begins the reason of a candidate that the engine refuses."""
+
+Verdict = Literal["chosen", "slower", "too large", "not tried", "refused"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +74,11 @@ class Found:
         """The fastest that fits; None if nothing does."""
         first = self.candidates[0] if self.candidates else None
         return first if first is not None and first.verdict == "chosen" else None
+
+    @property
+    def refusals(self) -> tuple[Judged, ...]:
+        """Candidates that would be faster than the chosen one but that the engine can't run, from fast to slow."""
+        return tuple(entry for entry in self.candidates if entry.verdict == "refused")
 
     @property
     def plain(self) -> Judged | None:

@@ -7,6 +7,7 @@
    will do. What is kept beyond the floor of the bytes is carried over as a margin until the prediction fits.
 3. It ends when no floor is below the best plan found. Plain data parallelism is judged first, so the plan is never
    slower than it. Meshes that leave ranks idle are tried last, and only if they could be faster.
+4. A plan that would be the best so far is shown to the engine; one that it can't run is passed over.
 
 Networks with few ways (``EXACT_WAYS``) are searched until the optimum of the cost model is proved, way by way in the
 order of their floors. Nothing depends on chance or on time.
@@ -22,10 +23,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from convmesh.plan import ResolvedPlan
 from convmesh.planner.assignment import Assignment, Problem
+from convmesh.planner.bisection import largest_that_fits
 from convmesh.planner.candidates import Outline, Wishes, list_outlines
 from convmesh.planner.curves import Floats
-from convmesh.planner.found import NUM_MISSES, Found, Judged
+from convmesh.planner.found import NUM_MISSES, REFUSED, Found, Judged
 from convmesh.planner.predict import predict
 from convmesh.planner.prediction import Prediction
 from convmesh.planner.pricing import Priced, Pricer
@@ -42,7 +45,18 @@ _CARE = 0.02
 """Floors are trusted to this share: where a curve bends, the straight line of `pricing` may lie above it."""
 
 
-def search(pricer: Pricer, *, num_ranks: int, memory_bytes: int | None = None, wishes: Wishes | None = None) -> Found:
+Refuses = Callable[[ResolvedPlan], str | None]
+"""Why the engine can't run a plan; None if it can."""
+
+
+def search(
+    pricer: Pricer,
+    *,
+    num_ranks: int,
+    memory_bytes: int | None = None,
+    wishes: Wishes | None = None,
+    refuses: Refuses | None = None,
+) -> Found:
     """Finds the best plan.
 
     Args:
@@ -50,6 +64,7 @@ def search(pricer: Pricer, *, num_ranks: int, memory_bytes: int | None = None, w
         num_ranks: The ranks there are.
         memory_bytes: What each may fill; what a device of the cluster has, if left out.
         wishes: What is fixed beforehand.
+        refuses: What the engine says to a plan; it can run all, if left out.
 
     Returns:
         The plan and all other candidates with reasons.
@@ -65,7 +80,7 @@ def search(pricer: Pricer, *, num_ranks: int, memory_bytes: int | None = None, w
         wishes=wishes,
         has_blocks=bool(pricer.blocks),
     )
-    judged = _Search(pricer, num_ranks, limit).run(outlines.found)
+    judged = _Search(pricer, num_ranks, limit, refuses or (lambda _plan: None)).run(outlines.found)
     return Found(num_ranks=num_ranks, memory_bytes=limit, candidates=judged, refused=outlines.refused)
 
 
@@ -129,8 +144,9 @@ class _Best:
 class _Search:
     """The best plan so far and the candidates that were looked at."""
 
-    def __init__(self, pricer: Pricer, num_ranks: int, limit: int) -> None:
+    def __init__(self, pricer: Pricer, num_ranks: int, limit: int, refuses: Refuses) -> None:
         self._pricer = pricer
+        self._refuses = refuses
         self._num_ranks = num_ranks
         self._limit = limit
         self._best = math.inf
@@ -175,7 +191,7 @@ class _Search:
             if entry.verdict == "not tried" and not entry.reason:
                 prediction = self._plan(self._case(outline, price), price.free).prediction
                 if prediction.memory.total <= self._limit:
-                    self._judged[outline.key] = dataclasses.replace(entry, verdict="slower", prediction=prediction)
+                    self._judged[outline.key] = self._seen(dataclasses.replace(entry, prediction=prediction))
 
     def _note_work(self, outline: Outline, priced: Priced) -> None:
         if outline.mesh.size("data") == outline.mesh.num_ranks:
@@ -194,8 +210,18 @@ class _Search:
         if best.plan is None:
             return self._too_large(case, entry, best)
         prediction = best.plan.prediction
-        self._best = min(self._best, prediction.seconds.total)
-        return dataclasses.replace(entry, verdict="slower", prediction=prediction, is_proved=best.is_proved)
+        return self._seen(dataclasses.replace(entry, prediction=prediction, is_proved=best.is_proved))
+
+    def _seen(self, entry: Judged) -> Judged:
+        """A candidate whose plan fits, as the engine sees it, which is asked only where the plan would be chosen."""
+        assert entry.prediction is not None
+        if entry.seconds >= self._best:
+            return dataclasses.replace(entry, verdict="slower")
+        reason = self._refuses(entry.prediction.candidate.resolved)
+        if reason is not None:
+            return dataclasses.replace(entry, verdict="refused", reason=f"{REFUSED}: {reason}")
+        self._best = entry.seconds
+        return dataclasses.replace(entry, verdict="slower")
 
     def _needless(self, entry: Judged) -> str | None:
         """Why nothing is won by recomputing blocks, if that is so: the same without it was judged before."""
@@ -351,7 +377,7 @@ class _Search:
         fitting = [entry for entry in order if entry.fits]
         first = min(fitting, key=lambda entry: entry.seconds, default=None)
         told = [self._told(entry, first) for entry in order]
-        rank = {"chosen": 0, "slower": 1, "not tried": 1, "too large": 2}
+        rank = {"chosen": 0, "slower": 1, "not tried": 1, "refused": 1, "too large": 2}
         return tuple(sorted(told, key=lambda entry: (rank[entry.verdict], entry.seconds)))
 
     def _told(self, entry: Judged, first: Judged | None) -> Judged:
@@ -360,32 +386,9 @@ class _Search:
         idle = self._num_ranks - entry.outline.mesh.num_ranks
         also = f"; {idle} ranks stay idle" if idle else ""
         if entry is first:
-            return dataclasses.replace(entry, verdict="chosen", reason=f"the fastest that fits{also}")
+            able = " and can be run" if any(other.verdict == "refused" for other in self._judged.values()) else ""
+            return dataclasses.replace(entry, verdict="chosen", reason=f"the fastest that fits{able}{also}")
         ratio = entry.seconds / first.seconds
         if entry.verdict == "slower":
             return dataclasses.replace(entry, reason=f"{ratio:.2f} times the chosen plan's time{also}")
         return dataclasses.replace(entry, reason=f"at least {ratio:.2f} times the chosen plan's time{also}")
-
-
-def largest_that_fits(fits: Callable[[int], bool], most: int, guess: int) -> int:
-    """The largest number that fits, asked near a guess first.
-
-    Args:
-        fits: Whether a number fits; 0 is known to, and if one does, all below should.
-        most: The largest that may be asked for.
-        guess: Where to begin.
-
-    Returns:
-        The number; if ``fits`` is not as it should be, one that fits while the next does not.
-    """
-    low, high, step, probe = 0, most, 1, guess
-    bracketed = False
-    while low < high:
-        probe = min(max(probe, low + 1), high)
-        if fits(probe):
-            bracketed, low = bracketed or high < most, probe
-        else:
-            bracketed, high = bracketed or low > 0, probe - 1
-        probe = (low + high + 1) // 2 if bracketed else low + step if low else high - step
-        step *= 2
-    return low

@@ -18,7 +18,7 @@ from convmesh.units import format_bytes
 
 _BAR_CELLS = 30
 _COSTLIEST = 5
-_STYLES = {"chosen": "bold green", "too large": "red", "not tried": "dim"}
+_STYLES = {"chosen": "bold green", "refused": "red", "too large": "red", "not tried": "dim"}
 
 
 def candidates_table(planned: Planned, *, every: bool = False) -> RenderableType:

@@ -22,13 +22,13 @@ from convmesh.plan.network import network_facts
 from convmesh.planner.candidates import Wishes
 from convmesh.planner.cluster import Cluster
 from convmesh.planner.cluster_file import load_cluster
-from convmesh.planner.found import Found, Judged, nearest_misses
+from convmesh.planner.found import NUM_MISSES, Found, Judged, nearest_misses
 from convmesh.planner.prediction import Prediction, Seconds, Training
 from convmesh.planner.pricing import Pricer
-from convmesh.planner.search import search
+from convmesh.planner.search import Refuses, search
 from convmesh.planner.seconds import CostModel
 from convmesh.training.ranks import find_rank
-from convmesh.training.run_graph import ImageShape, cached_graph
+from convmesh.training.run_graph import ImageShape, cached_graph, refuses_of
 from convmesh.units import format_bytes
 
 _TRACED_SAMPLES = 2
@@ -72,12 +72,14 @@ class Planned:
         pricer: Network, training and devices.
         found: The candidates.
         cluster_reason: Which figures the devices have, in words.
+        refuses: What the engine says to a plan; None if it can run all.
     """
 
     task: Task
     pricer: Pricer
     found: Found
     cluster_reason: str
+    refuses: Refuses | None = None
 
     @property
     def graph(self) -> Graph:
@@ -94,11 +96,12 @@ class Planned:
         """The chosen plan, with what was foretold of it, for this very network.
 
         Raises:
-            ConfigError: If nothing fits; the nearest misses are told, and what would fit.
+            ConfigError: If nothing fits, or the engine can't run what does; these plans and the nearest misses are
+                told, and what would fit.
         """
         chosen = self.found.chosen
         if chosen is None or chosen.prediction is None:
-            misses = [f"{describe(entry)} {entry.reason}" for entry in nearest_misses(self.found)]
+            misses = [f"{describe(entry)} {entry.reason}" for entry in self._passed_over]
             raise ConfigError(
                 f"no plan for {self.task.num_ranks} ranks fits into {format_bytes(self.found.memory_bytes)} of each",
                 got="; ".join(misses) or "no mesh on which the samples can be dealt",
@@ -109,11 +112,16 @@ class Planned:
         resolve(self.graph, plan)  # What was planned must be what is run.
         return plan
 
+    @property
+    def _passed_over(self) -> list[Judged]:
+        return [*self.found.refusals[:NUM_MISSES], *nearest_misses(self.found)]
+
     def ways_out(self) -> list[str]:
         """What would make it fit where nothing does: freedom, memory, devices, a smaller batch."""
         found = []
         if self.task.wishes != Wishes():
-            free = search(self.pricer, num_ranks=self.task.num_ranks, memory_bytes=self.found.memory_bytes)
+            limit = self.found.memory_bytes
+            free = search(self.pricer, num_ranks=self.task.num_ranks, memory_bytes=limit, refuses=self.refuses)
             if free.chosen is not None:
                 found.append(f"Without what was fixed beforehand {describe(free.chosen)} would fit.")
         for miss in nearest_misses(self.found, 1):
@@ -138,7 +146,8 @@ class Planned:
         if num_ranks is not None:
             wishes = dataclasses.replace(wishes, uses_all=True)  # That fewer of them would not do is known already.
         try:
-            return search(pricer, num_ranks=number, memory_bytes=self.found.memory_bytes, wishes=wishes).chosen
+            limit = self.found.memory_bytes
+            return search(pricer, num_ranks=number, memory_bytes=limit, wishes=wishes, refuses=self.refuses).chosen
         except ConvMeshError:
             return None  # The cluster has no links for so many.
 
@@ -179,8 +188,11 @@ def make_plan(task: Task) -> Planned:
         task.run, batch=_TRACED_SAMPLES, image_shape_HWC=task.image_shape_HWC, num_classes=task.num_classes
     )
     pricer = Pricer(graph, Training.of(task.run), CostModel(cluster), bucket_bytes=task.run.strategy.bucket_bytes)
-    found = search(pricer, num_ranks=task.num_ranks, memory_bytes=task.memory_bytes, wishes=task.wishes)
-    return Planned(task=task, pricer=pricer, found=found, cluster_reason=reason)
+    refuses = refuses_of(task.run, image_shape_HWC=task.image_shape_HWC, num_classes=task.num_classes)
+    found = search(
+        pricer, num_ranks=task.num_ranks, memory_bytes=task.memory_bytes, wishes=task.wishes, refuses=refuses
+    )
+    return Planned(task=task, pricer=pricer, found=found, cluster_reason=reason, refuses=refuses)
 
 
 @contextlib.contextmanager
@@ -268,9 +280,12 @@ def recomputed_blocks(prediction: Prediction) -> int:
 
 
 def notable(found: Found) -> list[Judged]:
-    """The candidates worth a line: the chosen one, plain data parallelism, and the best of every mesh."""
+    """The candidates worth a line: the chosen one, plain data parallelism, and the best of every mesh.
+
+    What the engine can't run is told right after the chosen one.
+    """
     shown: dict[tuple[object, ...], Judged] = {}
-    for entry in (found.chosen, found.plain):
+    for entry in (found.chosen, *found.refusals[:1], found.plain):
         if entry is not None:
             shown[entry.outline.key] = entry
     seen: set[str] = set()

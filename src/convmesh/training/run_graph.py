@@ -1,12 +1,16 @@
-"""The graph of a run's network, read anew or taken from the cache."""
+"""The graph of a run's network, read anew or taken from the cache, and which plans its engine refuses."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import importlib
 import importlib.metadata
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from convmesh.config import RunConfig
 from convmesh.data.channels import regrouped_shape, regrouping_of
@@ -16,6 +20,7 @@ from convmesh.engines import load_engine
 from convmesh.engines.tracing import trace
 from convmesh.errors import ConfigError, ConvMeshError, DataError, ModelError
 from convmesh.graph import Graph
+from convmesh.plan import ResolvedPlan
 from convmesh.training.run_folder import write_atomically
 from convmesh.version import __version__
 
@@ -89,15 +94,52 @@ def cached_graph(
     return graph
 
 
+def refuses_of(
+    run: RunConfig, *, image_shape_HWC: ImageShape | None = None, num_classes: int | None = None
+) -> Callable[[ResolvedPlan], str | None] | None:
+    """What the engine says to a plan of a run's network: why it can't run it, or None.
+
+    Args:
+        run: The run.
+        image_shape_HWC: Shape of the images; default the data's.
+        num_classes: Number of classes; default the data's.
+
+    Returns:
+        The function, which builds the network when it is first called; None for networks that ConvMesh ships, which
+        are made of layers that every plan can split.
+    """
+    if run.model.name is not None:
+        return None
+
+    @functools.cache
+    def network() -> Any:
+        return _built(run, *_facts(run, image_shape_HWC, num_classes))
+
+    def refuses(resolved: ResolvedPlan) -> str | None:
+        errors = importlib.import_module(f"convmesh.engines.{run.engine}.parallelize").refusals(network(), resolved)
+        if not errors:
+            return None
+        more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
+        return f"on {run.engine} {errors[0].what.removeprefix('on MindSpore ')}{more}"
+
+    return refuses
+
+
 def _read(run: RunConfig, batch: int, image_shape_HWC: ImageShape, num_classes: int) -> Graph:
+    network = _built(run, image_shape_HWC, num_classes)
+    regrouping = regrouping_of(run.data.channels, image_shape_HWC=image_shape_HWC)
+    height, width, num_channels = regrouped_shape(regrouping, image_shape_HWC)
+    return trace(network, (batch, num_channels, height, width))
+
+
+def _built(run: RunConfig, image_shape_HWC: ImageShape, num_classes: int) -> Any:
     engine, num_channels = load_engine(run.engine), image_shape_HWC[2]
     model = dataclasses.replace(run.model, weights=None)  # A graph has no values.
     network = engine.build_network(model, num_classes=num_classes, num_channels=num_channels, seed=run.train.seed)
     regrouping = regrouping_of(run.data.channels, image_shape_HWC=image_shape_HWC)
-    if regrouping is not None:
-        network = engine.regroup_channels(network, regrouping, image_shape_HWC=image_shape_HWC)
-    height, width, num_channels = regrouped_shape(regrouping, image_shape_HWC)
-    return trace(network, (batch, num_channels, height, width))
+    if regrouping is None:
+        return network
+    return engine.regroup_channels(network, regrouping, image_shape_HWC=image_shape_HWC)
 
 
 def _key(run: RunConfig, batch: int, image_shape_HWC: ImageShape, num_classes: int) -> str:
