@@ -64,7 +64,8 @@ def test_ranks_measure_everything_that_a_plan_needs(engine: str, rank_pool: Any)
             assert min(times.forward) > 0
             assert len(times.backward) == 2 * found[place].has_backward
         assert seen.memory.fixed_bytes > 50 * 2**20
-        assert len(seen.memory.probe_bytes) == len(PROBES)
+        # What MindSpore keeps beside tensors is known by rule.
+        assert len(seen.memory.probe_bytes) == (len(PROBES) if engine == "torch" else 0)
         assert min(min(seconds) for seconds in seen.updates.values()) > 0
     kinds = {(kind, way) for kind, way, *_ in ranks[0].collectives}
     assert kinds >= {(kind, "collective") for kind in ("all-reduce", "all-gather", "reduce-scatter")}

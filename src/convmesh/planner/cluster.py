@@ -74,6 +74,8 @@ class Device:
     """What the engine holds for each operator beside its tensors, such as compiled graphs."""
     workspace_share: Annotated[float, Field(ge=0)] = 0.0
     """Scratch memory of a convolution or dense layer, as a share of its input, output and weight together."""
+    num_threads: Positive = 1
+    """Threads of a rank, where the device is a CPU: MindSpore keeps some scratch memory for each."""
     spare_share: Annotated[float, Field(ge=0)] = 0.0
     """What engine and allocator hold beyond tensors, as a share of them."""
     spare_parameter_share: Annotated[float, Field(ge=0)] | None = None

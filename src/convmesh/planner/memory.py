@@ -8,12 +8,14 @@ The walk goes through one forward and its backward, operator by operator, then t
 | parameters | parameters, in float32; buffers twice, since a skipped update brings them back; half copies of weights |
 | gradients | PyTorch with a data axis: all buckets, all the time; and, accumulating, what is not in them yet. On one |
 | | rank, and on MindSpore: as the backward makes them; accumulating, all the time. MindSpore's sums besides: |
-| | in shared memory own gradients and this rank's part of the others', else a copy of all |
+| | in shared memory own gradients and this rank's part of the others', else a copy of all. On the CPU its graphs |
+| | also hold the gradients that they were given in the update before, until they are given the next |
 | optimizer | state per parameter, or per own part of all; a moving average of the weights |
 | activations | what forwards keep (`convmesh.plan.activations`), up to the operator; again within a recomputed block |
 | passing | what an operator takes and makes and nobody keeps; gradients of activations until they are used; |
 | | gathered tensors, and what collectives need to take tensors apart and put them together |
-| workspace | a share of a convolution's or dense layer's tensors (from the cluster) |
+| workspace | a share of a convolution's or dense layer's tensors (from the cluster); with MindSpore on the CPU what |
+| | all convolutions keep: `convmesh.planner.scratch` |
 | spare | shares of these that engine and allocator hold besides (from the cluster) |
 """
 
@@ -30,6 +32,7 @@ from convmesh.plan.weighted import WEIGHTED
 from convmesh.planner.cluster import Cluster
 from convmesh.planner.messages import LocalParameters, sums_in_shared_memory, updated_bytes
 from convmesh.planner.prediction import Candidate, MemoryUse
+from convmesh.planner.scratch import scratch_bytes
 from convmesh.planner.signature import FREE, Signature
 
 # Copies of the whole tensor that a change needs at the operator's border, beside its input and its result.
@@ -87,6 +90,7 @@ def memory_use(
     holding = _Holding(candidate, cluster, own)
     walk = _Walk(resolved, signatures, activations, share=device.workspace_share)
     grows = not holding.all_gradients_at_once
+    scratch = scratch_bytes(signatures.values(), num_threads=device.num_threads) if holding.on_mindspore_cpu else 0
     peak = max((*walk.moments(own.trainable if grows else ()), holding.updating()), key=lambda moment: moment.total)
     parameters, optimizer = holding.parameters(), holding.optimizer()
     gradients = holding.lasting_gradients() + peak.gradients
@@ -99,7 +103,7 @@ def memory_use(
         optimizer=optimizer,
         activations=peak.activations,
         passing=peak.passing,
-        workspace=peak.workspace,
+        workspace=peak.workspace + scratch,
         spare=math.ceil(spare),
         moment=peak.words,
     )
@@ -137,10 +141,13 @@ class _Holding:
         self._is_torch = candidate.training.engine == "torch"
         self._shared = candidate.num_shards > 1 and sums_in_shared_memory(candidate, cluster)
         self._accumulates = candidate.accumulation > 1
+        self.on_mindspore_cpu = not self._is_torch and cluster.device.kind == "cpu"
 
     @property
     def all_gradients_at_once(self) -> bool:
         """Whether there is memory for all gradients before the backward makes them."""
+        if self.on_mindspore_cpu:
+            return False  # Those of a micro-batch are added to the sums when the graph is through.
         return self._accumulates or (self._is_torch and self._candidate.num_shards > 1)
 
     def parameters(self) -> int:
@@ -168,13 +175,16 @@ class _Holding:
         if self._shared:
             # Own gradients, and this rank's part of all the others'.
             sums += gradients + gradients * (candidate.num_shards - 1) // candidate.num_shards
+        elif self.on_mindspore_cpu:
+            # By the graph that sums them over the data axis, and by those of the optimizer.
+            sums += gradients * (1 + int(candidate.num_shards > 1))
         return sums
 
     def updating(self) -> _Moment:
         """After the last backward: what the update itself needs of gradients beyond what lasts."""
         if self._is_torch:
             return _Moment(gradients=0 if self.all_gradients_at_once else self._gradients, words="update")
-        copies = 1 + (self._candidate.num_shards > 1 and not self._shared)
+        copies = 1 + (self._candidate.num_shards > 1 and not self._shared and not self.on_mindspore_cpu)
         return _Moment(gradients=copies * self._gradients, words="update")
 
 

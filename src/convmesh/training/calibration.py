@@ -251,6 +251,7 @@ def _device(subject: Subject, measured: Sequence[Measurement]) -> Device:
         memory_bytes=psutil.virtual_memory().total // subject.num_ranks,
         fixed_bytes=fixed,
         bytes_per_operator=max(entry.memory.bytes_per_operator for entry in measured),
+        num_threads=threads_per_rank(subject.num_ranks) if subject.device == "cpu" else 1,
     )
 
 

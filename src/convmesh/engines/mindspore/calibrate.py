@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops, profiler
 
 from convmesh.config import RunConfig
-from convmesh.engines.calibrating import PROBES, CollectiveTimes, FixedMemory, OperatorTimes, Overhead, Ranks, repeat
+from convmesh.engines.calibrating import CollectiveTimes, FixedMemory, OperatorTimes, Overhead, Ranks, repeat
 from convmesh.engines.contract import Batch, PixelScale, World
 from convmesh.engines.mindspore.calibrate_operators import MARK, SPREAD, Step, cell_of
 from convmesh.engines.mindspore.calibrate_profile import Kernel, pieces, read_kernels
@@ -53,20 +53,17 @@ class MindSporeCalibrator:
             enable_fusion()
 
     def memory(self) -> FixedMemory:
-        """What this rank holds beside tensors: resident memory on the CPU."""
+        """What this rank holds beside tensors: resident memory on the CPU.
+
+        Nothing more is probed: what was freed of one network serves the next, so that later ones seem to need too
+        little. What convolutions and graphs keep is known by rule (`convmesh.planner.scratch`, `.memory`).
+        """
         self._train(_Chain(_SMALL))
         before = _resident_bytes()
         self._train(_Chain(_LARGE))
         grown = max(0, _resident_bytes() - before)
-        per_layer = grown // (_LARGE - _SMALL)
-        left, probe_bytes = before + grown, []
-        for probe in PROBES if self._world.device == "cpu" else ():
-            network = _Chain(probe.num_layers, probe.num_channels)
-            self._train(network, num_samples=probe.num_samples, side=probe.side)
-            left += per_layer * probe.num_layers  # What compiling leaves is told per operator.
-            probe_bytes.append(self._engine.peak_memory_bytes() - left)
         # Per layer a convolution, a norm and an activation.
-        return FixedMemory(fixed_bytes=before, bytes_per_operator=per_layer // 3, probe_bytes=tuple(probe_bytes))
+        return FixedMemory(fixed_bytes=before, bytes_per_operator=grown // (3 * (_LARGE - _SMALL)))
 
     def overhead(self) -> Overhead:
         """What updates cost beside operators."""
@@ -145,24 +142,15 @@ class MindSporeCalibrator:
     def _repeat(self, run: Callable[[], Any], repeats: int, *, in_step: bool = True) -> tuple[float, ...]:
         return repeat(run, repeats, gather=self._engine.all_gather, in_step=in_step)
 
-    def _train(
-        self,
-        network: nn.Cell,
-        *,
-        num_micro_batches: int = 1,
-        num_updates: int = 3,
-        num_samples: int = 2,
-        side: int = 8,
-    ) -> list[float]:
+    def _train(self, network: nn.Cell, *, num_micro_batches: int = 1, num_updates: int = 3) -> list[float]:
         run = dataclasses.replace(self._run, strategy=dataclasses.replace(self._run.strategy, optimizer_sharding=False))
         step = MindSporeTrainStep(network, run, pixel_scale=_SCALE, axis=DataAxis())
-        images = np.zeros((num_samples, side, side, 3), np.uint8)
-        batch = Batch(images, np.zeros(num_samples, np.int32), np.ones(num_samples, np.float32))
+        batch = Batch(np.zeros((2, 8, 8, 3), np.uint8), np.zeros(2, np.int32), np.ones(2, np.float32))
         batches = [batch] * num_micro_batches
         seconds = []
         for index in range(num_updates):
             begun = time.perf_counter()
-            step.update(batches, global_count=num_samples, learning_rate=0.0, loss_scale=1.0, update_index=index)
+            step.update(batches, global_count=2, learning_rate=0.0, loss_scale=1.0, update_index=index)
             seconds.append(time.perf_counter() - begun)
         return seconds
 
@@ -286,8 +274,9 @@ class _Nothing(nn.Cell):
 class _Chain(nn.Cell):
     """Convolutions, norms and activations, and a classifier."""
 
-    def __init__(self, num_layers: int, num_channels: int = 8) -> None:
+    def __init__(self, num_layers: int) -> None:
         super().__init__()
+        num_channels = 8
         layers: list[nn.Cell] = []
         for number in range(num_layers):
             layers += [

@@ -113,5 +113,7 @@ class Take(nn.Cell):
             # A copy that the compiler can't leave out, since it does not know that this number is 0.
             taken += (self.sums[index] + nothing,)
         for index in range(self.count):
-            taken = ops.depend(taken, ops.assign(self.sums[index], ops.zeros_like(self.sums[index])))
+            # Zeros that the compiler knows of would be kept in memory as constants.
+            zeros = ops.broadcast_to(ops.reshape(nothing, (1,)), self.sums[index].shape)
+            taken = ops.depend(taken, ops.assign(self.sums[index], zeros))
         return taken
