@@ -58,13 +58,14 @@ def _per_thread(signature: Signature, num_threads: int) -> int:
 def unfolded_bytes(signature: Signature) -> int:
     """One image of a convolution, unfolded: of each place of the kernel, what it sees."""
     attributes = dict(signature.attributes)
-    kernel, stride, groups = attributes["kernel"], attributes["stride"], attributes["groups"]
+    kernel, stride, groups = attributes["kernel"], attributes["stride"], int(attributes["groups"])
     if set(kernel) == {1} and set(_tuple(stride)) == {1}:
         return 0
     # A transposed convolution is computed as the gradient of one that goes the other way.
     taken, made = signature.input_shapes[0], signature.output_shapes[0]
     seen, places = (made, taken) if attributes["transposed"] else (taken, made)
-    return seen[1] // groups * math.prod(kernel) * math.prod(places[2:][-2:]) * DTYPE_BYTES[signature.dtype]
+    num_places = int(math.prod(kernel)) * math.prod(places[2:][-2:])
+    return seen[1] // groups * num_places * DTYPE_BYTES[signature.dtype]
 
 
 def _tuple(value: int | tuple[int, ...]) -> tuple[int, ...]:
