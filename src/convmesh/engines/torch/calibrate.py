@@ -366,6 +366,9 @@ def _collective(
     kind: str, axis: ChannelAxis, num_bytes: int, tensor_of: Callable[[Shape], Tensor]
 ) -> Callable[[], Any]:
     """One collective of the channel axis, given a tensor (1, C, P, 1) whose C channels all ranks share evenly."""
+    if kind == "broadcast":
+        flat = tensor_of((num_bytes // 4,))
+        return lambda: axis.broadcast_([flat], purpose="gradients")
     own = -(-_NUM_CHANNELS // axis.size)
     lists = tuple(tuple(range(own * rank, own * rank + own)) for rank in range(axis.size))
     num_channels = own if kind == "all-gather" else own * axis.size
@@ -375,8 +378,6 @@ def _collective(
         return lambda: axis.gather(tensor, lists)
     if kind == "reduce-scatter":
         return lambda: axis.reduce_scatter(tensor, lists)
-    if kind == "broadcast":
-        return lambda: axis.broadcast_([tensor], purpose="gradients")
     return lambda: axis.all_reduce(tensor)
 
 
