@@ -25,7 +25,8 @@ from convmesh.config import RunConfig, dump_config, load_config, parse_config
 from convmesh.config.load import plain_config, with_settings
 from convmesh.profiling.analysis import Analysis, analyse
 from convmesh.profiling.store import load_trace
-from convmesh.training.advice import RUN_NAME, Advising, advise
+from convmesh.training.advice import RUN_NAME, Advising, advise, foresight_of
+from convmesh.training.foresight import Setting
 
 RESULTS = Path(__file__).parent / "results" / "advice.md"
 WORK = Path("runs/benchmark-advice")
@@ -38,7 +39,7 @@ CONFIG: Mapping[str, Any] = {
     "engine": "torch",
     "model": {
         "factory": "benchmarks.contenders.bad_start:network",
-        "args": {"bytes_per_second": 1.2e7, "width": 16, "depth": 20},
+        "args": {"bytes_per_second": 4e6, "width": 16, "depth": 20},
     },
     "data": {"source": "image_folder", "image_size": 32, "sampler": "random", "num_workers": 0},
     "strategy": {"bucket_bytes": 1, "accumulation": 8},
@@ -53,26 +54,30 @@ class Variant:
     Args:
         name: What was advised.
         run: The run.
-        kind: Of the piece of advice; empty for the run as it was and for all together.
+        kind: What is changed, in a word.
         foretold: Seconds of a step by the profile of the bad run, in each round.
         seconds: Seconds of a step, in each round.
     """
 
     name: str
     run: RunConfig
-    kind: str = ""
+    kind: str
     foretold: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
     @property
     def predicted(self) -> float:
-        """Median over the rounds."""
+        """Seconds, median over the rounds."""
         return statistics.median(self.foretold)
 
     @property
     def measured(self) -> float:
-        """Median over the rounds."""
+        """Seconds, median over the rounds."""
         return statistics.median(self.seconds)
+
+    def gains(self, first: Variant) -> tuple[float, float]:
+        """Predicted and measured share of a step that is saved, medians of what each round says for itself."""
+        return _gain(self.foretold, first.foretold), _gain(self.seconds, first.seconds)
 
 
 class Bench:
@@ -99,10 +104,6 @@ class Bench:
         (folder / "profile" / RUN_NAME).write_text(dump_config(run), "utf-8")
         return analyse(load_trace(folder / "profile"), one_clock=True), folder / "profile"
 
-    def advise(self, run: RunConfig) -> Advising:
-        """Profiles a run and advises on it."""
-        return advise(*self.profile(run))
-
     def close(self) -> None:
         """Ends the ranks."""
         self._pool.close()
@@ -120,7 +121,7 @@ def main() -> None:
     begun, longest = time.monotonic(), 0.0
     bad, bench = bad_run(arguments.work), Bench(arguments.work, steps=arguments.steps)
     try:
-        variants = variants_of(bad, bench.advise(bad), arguments.work)
+        variants = variants_of(bad, advise(*bench.profile(bad)), arguments.work)
         for _ in range(arguments.rounds):
             since = time.monotonic()
             if since - begun + longest > arguments.seconds:
@@ -145,7 +146,7 @@ def bad_run(work: Path) -> RunConfig:
 def variants_of(bad: RunConfig, advising: Advising, work: Path) -> list[Variant]:
     """The run as it was, with each piece of advice alone, and by the run file with all that goes together."""
     advised = advising.advised
-    found = [Variant("as it was", bad)]
+    found = [Variant("as it was", bad, "none")]
     for piece in advised.pieces:
         if not piece.plan:
             name = f"{piece.kind}: `{piece.yaml}`"
@@ -153,23 +154,20 @@ def variants_of(bad: RunConfig, advising: Advising, work: Path) -> list[Variant]
     if advised.together:
         name = ", ".join(f"`{setting}: {value}`" for setting, value in advised.changes.items())
         advising.write(work / "better.yaml")
-        found.append(Variant(f"together: {name}", load_config(work / "better.yaml")))
+        found.append(Variant(f"together: {name}", load_config(work / "better.yaml"), "all together"))
     return found
 
 
 def measure(variants: Sequence[Variant], bench: Bench) -> str:
-    """One round: every variant in turn, and what the profile of the run as it was has predicted of the others."""
-    first, *others = variants
-    advised = bench.advise(first.run).advised
-    foretold = {**{piece.kind: piece.predicted_seconds for piece in advised.pieces}, "": advised.predicted_seconds}
-    first.seconds.append(advised.seconds)
-    first.foretold.append(advised.seconds)
-    for variant in others:
-        analysis, _ = bench.profile(variant.run)
+    """One round: every variant in turn, and what the profile of the run as it was has predicted of all."""
+    analysis, folder = bench.profile(variants[0].run)
+    foresight = foresight_of(analysis, folder)
+    for variant in variants:
+        if variant is not variants[0]:
+            analysis, _ = bench.profile(variant.run)
         variant.seconds.append(float(analysis.steady.step_RS.mean()))
-        if variant.kind in foretold:
-            variant.foretold.append(foretold[variant.kind])
-    return advised.basis.get("devices", "")
+        variant.foretold.append(foresight.seconds(Setting(run=variant.run, plan=foresight.setting.plan)))
+    return foresight.cluster.name
 
 
 def page_of(variants: Sequence[Variant], devices: str) -> str:
@@ -183,16 +181,15 @@ def page_of(variants: Sequence[Variant], devices: str) -> str:
         "unequal size dealt at random, no loader workers, a disk that is made slow. All runs are measured in turn, in "
         f"the same ranks, {len(first.seconds)} rounds; shown are medians. Predictions come from profiles of the bad "
         f"run in the same rounds and the preset `{devices}`. Gains are shares of a "
-        "step. Made by `python -m benchmarks.advice`.",
+        "step, each compared with the bad run of its own round. Made by `python -m benchmarks.advice`.",
         "",
         f"Ran on: {cores} cores, {NUM_RANKS} ranks, Gloo over loopback; torch {importlib.metadata.version('torch')}.",
         "",
         "| run | predicted ms | measured ms | range | predicted gain | measured gain | predicted / measured gain |",
         "|---|---|---|---|---|---|---|",
     ]
-    now = first.predicted
     for variant in variants:
-        predicted, measured = 1 - variant.predicted / now, 1 - variant.measured / first.measured
+        predicted, measured = variant.gains(first)
         gains = [f"{predicted:.1%}", f"{measured:.1%}", f"{predicted / measured:.2f}" if measured else "-"]
         cells = gains if variant is not first else ["", "", ""]
         span = f"{1e3 * min(variant.seconds):.0f} to {1e3 * max(variant.seconds):.0f}"
@@ -215,10 +212,14 @@ def _names(variants: Sequence[Variant], *, reached: bool) -> str:
     first, *others = variants
     found = []
     for variant in others:
-        predicted, measured = 1 - variant.predicted / first.predicted, 1 - variant.measured / first.measured
+        predicted, measured = variant.gains(first)
         if (abs(predicted - measured) <= WITHIN * abs(measured)) == reached:
-            found.append(variant.kind or "all together")
+            found.append(variant.kind)
     return ", ".join(found) or "none"
+
+
+def _gain(seconds: Sequence[float], before: Sequence[float]) -> float:
+    return statistics.median(1 - after / now for after, now in zip(seconds, before, strict=True))
 
 
 if __name__ == "__main__":

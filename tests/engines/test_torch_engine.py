@@ -19,8 +19,10 @@ from convmesh.config.schema import ModelConfig
 from convmesh.engines import engine_of
 from convmesh.engines.contract import Batch, World
 from convmesh.engines.torch.engine import TorchEngine, create_engine, first_host, meeting_point
+from convmesh.engines.torch.loader import SHARED_BYTES
 from convmesh.errors import DataError, EngineError, ModelError
 from convmesh.mesh import Mesh
+from convmesh.training.hand_over import hand_over_seconds
 
 pytestmark = pytest.mark.torch
 
@@ -160,6 +162,33 @@ def test_micro_batches_come_in_order_whoever_reads_them(engine: TorchEngine, num
     assert batches[0].images_NHWC.dtype == torch.uint8
     assert batches[0].num_real == 1
     assert list(engine.load(Counting(), [], num_workers=num_workers)) == []
+
+
+class Sized:
+    """Images of so many bytes, filled with the update's number."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+
+    def read(self, key: tuple[int, int, int]) -> Batch:
+        images = np.full((1, 1, self._num_bytes, 1), key[1], np.uint8)
+        return Batch(images, np.array([key[1]], np.int32), np.ones(1, np.float32))
+
+
+@pytest.mark.parametrize("num_bytes", [SHARED_BYTES - 1, SHARED_BYTES])
+def test_small_and_large_micro_batches_come_from_workers_alike(engine: TorchEngine, num_bytes: int) -> None:
+    batches = list(engine.load(Sized(num_bytes), [(0, update, 0) for update in range(3)], num_workers=1))
+    for update, batch in enumerate(batches):
+        assert batch.images_NHWC.shape == (1, 1, num_bytes, 1)
+        assert (batch.images_NHWC == update).all()
+        assert (batch.labels_N.dtype, batch.labels_N.tolist()) == (torch.int64, [update])
+        assert (batch.weights_N.dtype, batch.weights_N.tolist()) == (torch.float32, [1])
+
+
+def test_handing_over_a_micro_batch_is_measured(engine: TorchEngine) -> None:
+    batch = Sized(100).read((0, 1, 0))
+    seconds = hand_over_seconds(engine, batch, accumulation=2)
+    assert 0 < seconds < 1
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

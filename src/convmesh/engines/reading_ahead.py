@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from convmesh.config import RunConfig
+
 UPDATES_AHEAD = 2
 """An update takes all of its micro-batches at once. The next must be there by then, and one more evens out files."""
 
@@ -18,3 +20,8 @@ def micro_batches_ahead(keys: Sequence[tuple[int, int, int]]) -> int:
         Those of ``UPDATES_AHEAD`` updates.
     """
     return UPDATES_AHEAD * sum(key[:2] == keys[0][:2] for key in keys)
+
+
+def readers_of(run: RunConfig) -> int:
+    """Workers of a rank that read ahead: on MindSpore there always is one, a thread."""
+    return max(1, run.data.num_workers) if run.engine == "mindspore" else run.data.num_workers

@@ -23,6 +23,7 @@ from convmesh.profiling.observed import observe
 from convmesh.profiling.stragglers import MIN_STEPS
 from convmesh.training.auto_plan import machine_preset
 from convmesh.training.foresight import Foresight, Machine, Setting
+from convmesh.training.hand_over import HAND_OVER
 from convmesh.training.proposals import PLAN_FILE, Proposal, best_of, options, replanned, seconds_with
 from convmesh.training.run_folder import RunFolder, write_atomically
 from convmesh.training.run_graph import cached_graph
@@ -88,10 +89,61 @@ def advise(analysis: Analysis, folder: Path, *, cluster: Cluster | None = None) 
     """
     seconds = float(analysis.steady.step_RS.mean())
     try:
-        foresight = _foresight(analysis, folder, cluster)
+        foresight = foresight_of(analysis, folder, cluster=cluster)
     except ConvMeshError as error:
         return Advising(advised=Advised(seconds=seconds, silent=str(error)))
     return advise_on(foresight)
+
+
+def foresight_of(analysis: Analysis, folder: Path, *, cluster: Cluster | None = None) -> Foresight:
+    """Takes from a profile in a run folder what predicts the run with other settings.
+
+    Args:
+        analysis: What the profile says.
+        folder: The folder of the profile; the run folder is the one above.
+        cluster: The devices; default the preset for this machine.
+
+    Returns:
+        The predictor.
+
+    Raises:
+        ConvMeshError: If nothing can be predicted: the profile is too short, of a device whose host says little, or
+            without its run file.
+    """
+    run, figures = _run_of(folder), analysis.trace.figures
+    if len(analysis.steady.step_S) < MIN_STEPS:
+        raise ProfileError("the profile is too short to advise", got=f"{len(analysis.steady.step_S)} steady steps",
+                           expected=f"at least {MIN_STEPS}")  # fmt: skip
+    if figures.get("host_times"):
+        raise ProfileError("times on the host say little of this device", fix="Profile with --detail")
+    datasets = _datasets(run)
+    graph = cached_graph(
+        run,
+        batch=2,
+        image_shape_HWC=datasets.image_shape_HWC if datasets is not None else None,
+        num_classes=len(datasets.class_names) if datasets is not None else None,
+    )
+    mesh = resolve_mesh(run, num_ranks=len(analysis.ranks))
+    plan_path = RunFolder(folder.parent).plan
+    if plan_path.exists():
+        plan = dataclasses.replace(load_plan(plan_path), mesh=mesh)
+    else:
+        plan = plan_by_rule(graph, mesh) if mesh.size(CHANNEL) > 1 else Plan(mesh=mesh)
+    return Foresight(
+        Setting(run=run, plan=plan),
+        observed=observe(analysis),
+        graph=graph,
+        cluster=cluster or load_cluster(machine_preset(run)),
+        is_preset=cluster is None,
+        datasets=datasets,
+        machine=Machine(
+            cores=figures.get("cores", 0.0),
+            num_ranks=figures.get("local_ranks", float(mesh.num_ranks)),
+            cpu_seconds=figures.get("cpu_seconds", 0.0),
+            reading_cpu_seconds=figures.get("reading_cpu_seconds", 0.0),
+            hand_over_seconds=figures.get(HAND_OVER, 0.0),
+        ),
+    )
 
 
 def advise_on(foresight: Foresight) -> Advising:
@@ -193,42 +245,6 @@ def _basis(foresight: Foresight) -> dict[str, str]:
         if group.num_ranks > 1:
             found[axis] = foresight.model.collectives.origin("all-reduce", group)
     return found
-
-
-def _foresight(analysis: Analysis, folder: Path, cluster: Cluster | None) -> Foresight:
-    run, figures = _run_of(folder), analysis.trace.figures
-    if len(analysis.steady.step_S) < MIN_STEPS:
-        raise ProfileError("the profile is too short to advise", got=f"{len(analysis.steady.step_S)} steady steps",
-                           expected=f"at least {MIN_STEPS}")  # fmt: skip
-    if figures.get("host_times"):
-        raise ProfileError("times on the host say little of this device", fix="Profile with --detail")
-    datasets = _datasets(run)
-    graph = cached_graph(
-        run,
-        batch=2,
-        image_shape_HWC=datasets.image_shape_HWC if datasets is not None else None,
-        num_classes=len(datasets.class_names) if datasets is not None else None,
-    )
-    mesh = resolve_mesh(run, num_ranks=len(analysis.ranks))
-    plan_path = RunFolder(folder.parent).plan
-    if plan_path.exists():
-        plan = dataclasses.replace(load_plan(plan_path), mesh=mesh)
-    else:
-        plan = plan_by_rule(graph, mesh) if mesh.size(CHANNEL) > 1 else Plan(mesh=mesh)
-    return Foresight(
-        Setting(run=run, plan=plan),
-        observed=observe(analysis),
-        graph=graph,
-        cluster=cluster or load_cluster(machine_preset(run)),
-        is_preset=cluster is None,
-        datasets=datasets,
-        machine=Machine(
-            cores=figures.get("cores", 0.0),
-            num_ranks=figures.get("local_ranks", float(mesh.num_ranks)),
-            cpu_seconds=figures.get("cpu_seconds", 0.0),
-            reading_cpu_seconds=figures.get("reading_cpu_seconds", 0.0),
-        ),
-    )
 
 
 def _run_of(folder: Path) -> RunConfig:

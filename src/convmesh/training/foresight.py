@@ -5,8 +5,9 @@ not know of (data, unequal ranks, whatever nobody noted) is taken from the profi
 
     step = communication + the largest of the ranks' (other work + reading) + what the model says that changes
 
-With loader workers a rank no longer reads itself: it waits for what they have not read yet, which is simulated step by
-step. And a step takes no less than what all ranks and workers of a node compute, spread over its cores.
+With loader workers a rank no longer reads itself: it takes over what they have read, micro-batch by micro-batch, and
+waits for what they have not read yet, which is simulated step by step. And a step takes no less than what all ranks and
+workers of a node compute, spread over its cores.
 
 Legend: R ranks, S steps.
 """
@@ -23,14 +24,14 @@ from convmesh.config import RunConfig
 from convmesh.config.execution import execution_of
 from convmesh.data.open import DataSets
 from convmesh.data.reader import sampler_of
-from convmesh.engines.reading_ahead import UPDATES_AHEAD
+from convmesh.engines.reading_ahead import UPDATES_AHEAD, readers_of
 from convmesh.graph import Graph
 from convmesh.mesh import Mesh
 from convmesh.plan import Plan, resolve
 from convmesh.planner.cluster import Cluster
 from convmesh.planner.links import GroupShape
 from convmesh.planner.predict import predict
-from convmesh.planner.prediction import Candidate, Prediction, Training
+from convmesh.planner.prediction import Candidate, Prediction, Seconds, Training
 from convmesh.planner.refit import refit
 from convmesh.planner.seconds import CostModel
 from convmesh.profiling.events import Floats
@@ -77,12 +78,14 @@ class Machine:
         num_ranks: Ranks on it.
         cpu_seconds: What a rank's process computed on them in a step, reading included.
         reading_cpu_seconds: The part of it that was reading.
+        hand_over_seconds: In which a rank takes a micro-batch that a worker has read; 0 if not known.
     """
 
     cores: float = 0.0
     num_ranks: float = 1.0
     cpu_seconds: float = 0.0
     reading_cpu_seconds: float = 0.0
+    hand_over_seconds: float = 0.0
 
 
 class Foresight:
@@ -144,18 +147,28 @@ class Foresight:
         Raises:
             ConvMeshError: If the settings don't fit the network.
         """
-        then, now = self.predict(setting).seconds, self._now.seconds
-        changed = then.total - now.total
+        computing, communicating = self._changed(self.predict(setting).seconds)
         observed, workers = self.observed, readers_of(setting.run)
-        rest = observed.communication_seconds + changed
+        rest = observed.communication_seconds + computing + communicating
         if workers == self._num_readers:
             reading_RS = observed.reading_RS if workers else self.reading_as(setting)
             return rest + observed.own_seconds(reading_RS)
         rest += observed.own_seconds(np.zeros_like(observed.reading_RS))
         if workers == 0:
             return rest + self._reading_alone
-        computing = self._computing(changed - (then.communication - now.communication))
-        return max(self._read_ahead(setting, rest, workers), computing)
+        rest += setting.run.strategy.accumulation * self._hand_over_seconds
+        return max(self._read_ahead(setting, rest, workers), self._computing(computing))
+
+    def _changed(self, then: Seconds) -> tuple[float, float]:
+        """Seconds of a step by which computing and communication change.
+
+        Collectives that run while a late rank still works cost nothing, which the model does not know: no more is taken
+        away than was seen.
+        """
+        now, seen = self._now.seconds, self.observed.communication_seconds
+        communicating = then.communication - now.communication
+        share = min(1.0, seen / now.communication) if now.communication else 1.0
+        return then.total - now.total - communicating, share * communicating
 
     def memory_bytes(self, setting: Setting) -> int:
         """Of the rank that needs most: what was measured, and by how much the prediction changes."""
@@ -228,6 +241,11 @@ class Foresight:
         return self._num_readers * self.observed.step_seconds
 
     @property
+    def _hand_over_seconds(self) -> float:
+        """Of a micro-batch; where workers read in the profile, it is in what ranks waited for."""
+        return 0.0 if self._num_readers else self.machine.hand_over_seconds
+
+    @property
     def _num_readers(self) -> int:
         return readers_of(self.setting.run)
 
@@ -262,8 +280,3 @@ class Foresight:
         if self.cluster.device.kind == "cpu":
             own = max(own + changed, 0.0)
         return machine.num_ranks * (own + reading) / machine.cores
-
-
-def readers_of(run: RunConfig) -> int:
-    """Workers of a rank that read ahead: on MindSpore there always is one, a thread."""
-    return max(1, run.data.num_workers) if run.engine == "mindspore" else run.data.num_workers

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 from convmesh.config import RunConfig
 from convmesh.engines.contract import Batch, Engine, Reader, TrainState, TrainStep, World
+from convmesh.engines.reading_ahead import readers_of
 from convmesh.profiling.recorder import RECORDER, SKIPPED_UPDATE
 from convmesh.training.agree import agree
 from convmesh.training.checkpoint import Checkpoint, Progress, prune_checkpoints, save_checkpoint
+from convmesh.training.hand_over import hand_over_seconds
 from convmesh.training.metrics import MetricsSink
 from convmesh.training.precision import LossScaler
 from convmesh.training.profiling import StepProfiler
@@ -124,12 +126,24 @@ class Loop:
         self._scaler = LossScaler.of(run.precision)
         self._interval = _Interval()
         self._step_begun = 0.0
-        profile = run.train.profile
-        self._profiler = (
-            StepProfiler(profile, engine=engine, world=world, run_folder=folder.root) if profile.steps else None
-        )
+        self._profiler = self._step_profiler() if run.train.profile.steps else None
         self.progress = Progress()
         self.totals = Totals()
+
+    def _step_profiler(self) -> StepProfiler:
+        run, engine = self._run, self._engine
+
+        def measured() -> float:
+            batch = self._train.read(self._train.keys(0)[0])
+            return hand_over_seconds(engine, batch, accumulation=run.strategy.accumulation)
+
+        return StepProfiler(
+            run.train.profile,
+            engine=engine,
+            world=self._world,
+            run_folder=self._folder.root,
+            hand_over=None if readers_of(run) else measured,
+        )
 
     @property
     def num_updates(self) -> int:

@@ -8,7 +8,7 @@ for data and, on a CPU, the collectives are those of the recorder, which knows t
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from convmesh.config.schema import ProfileConfig
@@ -21,6 +21,7 @@ from convmesh.profiling.framework import FrameworkProfiler
 from convmesh.profiling.merging import merged
 from convmesh.profiling.recorder import RECORDER
 from convmesh.profiling.store import save_rank, write_index
+from convmesh.training.hand_over import HAND_OVER
 
 FOLDER = "profile"
 """Name of the profile's folder within a run folder."""
@@ -34,13 +35,23 @@ class StepProfiler:
         engine: A started engine.
         world: Where this rank stands.
         run_folder: The run folder.
+        hand_over: Measures what it takes to get a micro-batch from a worker; None where the steps show it.
     """
 
-    def __init__(self, config: ProfileConfig, *, engine: Engine, world: World, run_folder: Path) -> None:
+    def __init__(
+        self,
+        config: ProfileConfig,
+        *,
+        engine: Engine,
+        world: World,
+        run_folder: Path,
+        hand_over: Callable[[], float] | None = None,
+    ) -> None:
         self._config = config
         self._engine = engine
         self._world = world
         self._folder = run_folder / FOLDER
+        self._hand_over = hand_over
         self._framework: FrameworkProfiler | None = None
         self._wall = 0.0
         self._num_steps = 0
@@ -92,7 +103,7 @@ class StepProfiler:
         if self._framework is not None:
             events = merged(events.shifted(self._wall), self._framework.stop(events.shifted(self._wall)))
         save_rank(events, self._folder)
-        of_rank = self._engine.all_gather(cpu_seconds)
+        of_rank = self._engine.all_gather((*cpu_seconds, self._hand_over() if self._hand_over is not None else 0.0))
         if self._world.rank == 0:
             source = f"{self._engine.name} on {self._world.device}" + (", operators" if self._config.detail else "")
             write_index(
@@ -107,14 +118,15 @@ class StepProfiler:
                 ),
             )
 
-    def _figures(self, cpu_seconds: Sequence[tuple[float, float]]) -> dict[str, float]:
-        """Of the machine and, per step of an average rank, of its processors."""
-        times = max(1, self._num_steps) * len(cpu_seconds)
+    def _figures(self, of_rank: Sequence[tuple[float, float, float]]) -> dict[str, float]:
+        """Of the machine and, per step of an average rank, of its processors; of handing over a micro-batch."""
+        times = max(1, self._num_steps) * len(of_rank)
         return {
             "cores": len(cores()),
             "local_ranks": self._world.num_local_ranks,
-            "cpu_seconds": sum(whole for whole, _ in cpu_seconds) / times,
-            "reading_cpu_seconds": sum(reading for _, reading in cpu_seconds) / times,
+            "cpu_seconds": sum(whole for whole, _, _ in of_rank) / times,
+            "reading_cpu_seconds": sum(reading for _, reading, _ in of_rank) / times,
+            HAND_OVER: sum(seconds for _, _, seconds in of_rank) / len(of_rank),
             # A GPU or NPU works later than the host notes it.
             "host_times": float(self._world.device != "cpu" and not self._config.detail),
         }

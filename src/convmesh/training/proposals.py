@@ -11,6 +11,7 @@ import numpy as np
 from convmesh.config.execution import with_execution
 from convmesh.config.load import with_settings
 from convmesh.config.rules import check_config
+from convmesh.engines.reading_ahead import readers_of
 from convmesh.errors import ConvMeshError, raise_all
 from convmesh.plan import CHANNEL, Plan
 from convmesh.plan.plan import DATA
@@ -20,7 +21,7 @@ from convmesh.planner.pricing import Pricer
 from convmesh.planner.search import search
 from convmesh.profiling.advice import Kind, Note
 from convmesh.profiling.observed import Transfers
-from convmesh.training.foresight import Foresight, Setting, readers_of
+from convmesh.training.foresight import Foresight, Setting
 from convmesh.units import format_bytes
 
 BUCKETS = (25 * MIB, 4 * MIB, MIB, 100 * MIB)

@@ -32,9 +32,9 @@ class _Engine:
         return 123
 
 
-def _run(config: ProfileConfig, folder: Path, *, num_updates: int) -> StepProfiler:
+def _run(config: ProfileConfig, folder: Path, *, num_updates: int, **parts: Any) -> StepProfiler:
     world = SimpleNamespace(rank=0, num_ranks=1, num_local_ranks=1, mesh=Mesh({"data": 1}), device="cpu")
-    profiler = StepProfiler(config, engine=_Engine(), world=world, run_folder=folder)  # type: ignore[arg-type]
+    profiler = StepProfiler(config, engine=_Engine(), world=world, run_folder=folder, **parts)  # type: ignore[arg-type]
     for update in range(num_updates):
         profiler.before_step(update)
         begun = RECORDER.now()
@@ -76,6 +76,19 @@ def test_updates_that_overflowed_are_told(tmp_path: Path, language: str) -> None
         assert found.num_skipped_updates == found.summary()["num_skipped_updates"] == num_skipped
         told = words["skipped"].format(number=num_skipped) in findings(found, words)
         assert told == (num_skipped > 0)
+
+
+def test_what_handing_over_takes_is_measured_once_after_the_window(tmp_path: Path) -> None:
+    measured = []
+
+    def hand_over() -> float:
+        measured.append(RECORDER.keeps_events)
+        return 0.125
+
+    _run(ProfileConfig(start=1, steps=2), tmp_path, num_updates=5, hand_over=hand_over)
+
+    assert measured == [False]
+    assert load_trace(tmp_path / "profile").figures["hand_over_seconds"] == 0.125
 
 
 def test_a_run_that_ends_within_the_window_keeps_what_there_was(tmp_path: Path) -> None:
