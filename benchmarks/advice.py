@@ -203,7 +203,7 @@ def page_of(variants: Sequence[Variant], devices: str) -> str:
         "",
         f"With all advice that is applied together the run does {speed:.2f} times its images per second "
         f"(goal: {GOAL}). Goal for each predicted gain: within {WITHIN:.0%} of the measured one; reached by "
-        f"{_names(variants, reached=True)}; not by {_names(variants, reached=False)}.",
+        f"{_names(variants, reached=True)}; missed by {_names(variants, reached=False)}.",
     ]
     return "\n".join(lines) + "\n"
 

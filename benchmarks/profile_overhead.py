@@ -10,12 +10,12 @@ import importlib.metadata
 import os
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from benchmarks.contenders.recorder_modes import MODES
+from benchmarks.contenders.recorder_modes import MODES, cpu_of
 from benchmarks.contenders.work import Work
 from tests.multiprocess.ranks import RankPool
 
@@ -33,18 +33,20 @@ class Case:
     Args:
         title: Its row in the table.
         work: The network and its images.
-        num_turns: Updates of each mode.
+        num_turns: How often each mode has its turn.
+        num_updates: Updates of a turn.
     """
 
     title: str
     work: Work
     num_turns: int
+    num_updates: int
 
 
 CASES = (
-    Case("cnn-small, 32 px, 8 images", Work("cnn-small", 32, 8, {}), 150),
-    Case("cnn-small, a bucket per gradient", Work("cnn-small", 32, 8, {"strategy": {"bucket_bytes": 1}}), 150),
-    Case("resnet18, 64 px, 8 images", Work("resnet18", 64, 8, {}), 40),
+    Case("cnn-small, 32 px, 8 images", Work("cnn-small", 32, 8, {}), 150, 3),
+    Case("cnn-small, a bucket per gradient", Work("cnn-small", 32, 8, {"strategy": {"bucket_bytes": 1}}), 150, 3),
+    Case("resnet18, 64 px, 8 images", Work("resnet18", 64, 8, {}), 40, 1),
 )
 
 
@@ -53,7 +55,8 @@ class Measured:
     """What a case took.
 
     Args:
-        seconds: Of an update of the slowest rank by mode, turn by turn.
+        seconds: Of an update of the slowest rank by mode, turn by turn; under ``"mode cpu"`` the processor's, of all
+            ranks together.
         num_notes: Notes of an update.
         note_seconds: Of a single note, by mode.
     """
@@ -62,9 +65,9 @@ class Measured:
     num_notes: int
     note_seconds: Mapping[str, float]
 
-    def added(self, mode: str) -> tuple[float, float, float]:
+    def added(self, mode: str, clock: Callable[[str], str] = str) -> tuple[float, float, float]:
         """Seconds that a mode adds, in percent: median of the turns, and the interval in which it lies by 95 %."""
-        own_T, other_T = np.array(self.seconds[mode]), np.array(self.seconds["off"])
+        own_T, other_T = np.array(self.seconds[clock(mode)]), np.array(self.seconds[clock("off")])
         percent_T = 100 * (own_T / other_T - 1)
         drawn = np.random.default_rng(0).integers(0, len(percent_T), (2000, len(percent_T)))
         low, high = np.percentile(np.median(percent_T[drawn], axis=1), (2.5, 97.5))
@@ -78,12 +81,18 @@ class Measured:
 def measure(pool: RankPool, case: Case) -> Measured:
     """Runs a case on a pool."""
     pool.run(f"{_MODULE}:prepare", name=case.title, work=case.work, timeout_seconds=120)
-    said = pool.run(f"{_MODULE}:run", name=case.title, num_turns=case.num_turns, timeout_seconds=200)
+    said = pool.run(
+        f"{_MODULE}:run", name=case.title, num_turns=case.num_turns, num_updates=case.num_updates, timeout_seconds=200
+    )
     notes = pool.run(f"{_MODULE}:note_seconds")
     pool.run(f"{_MODULE}:drop", name=case.title)
     return Measured(
-        seconds={mode: [max(times) for times in zip(*(rank[mode] for rank in said), strict=True)] for mode in MODES},
-        num_notes=int(max(statistics.median(rank["notes"]) for rank in said)),
+        seconds={
+            name: [together(times) for times in zip(*(rank[name] for rank in said), strict=True)]
+            for mode in MODES
+            for name, together in ((mode, max), (cpu_of(mode), sum))
+        },
+        num_notes=round(max(statistics.median(rank["notes"]) for rank in said)),
         note_seconds={mode: max(rank[mode] for rank in notes) for mode in MODES[1:]},
     )
 
@@ -92,8 +101,10 @@ def row(engine: str, case: Case, found: Measured) -> str:
     """A row of the table."""
     cells = [engine, case.title, f"{found.num_notes}", f"{1e3 * statistics.median(found.seconds['off']):.2f}"]
     for mode in MODES[1:]:
-        added, low, high = found.added(mode)
-        cells += [f"{found.own_percent(mode):.3f} %", f"{added:+.1f} % ({low:+.1f} to {high:+.1f})"]
+        cells.append(f"{found.own_percent(mode):.3f} %")
+        for clock in (str, cpu_of):
+            added, low, high = found.added(mode, clock)
+            cells.append(f"{added:+.1f} % ({low:+.1f} to {high:+.1f})")
     return f"| {' | '.join(cells)} |"
 
 
@@ -105,15 +116,17 @@ def page(rows: Sequence[str]) -> str:
         [
             "# What the recorder costs",
             "",
-            f"{NUM_RANKS} ranks with one thread each. An update with the recorder off, one with it on as in every run "
-            "(sums by kind), one keeping every event as within `train.profile`, in an order that changes from turn to "
-            "turn; slowest rank. *Own*: its notes by themselves, timed apart. *Against off*: what an update takes "
-            "longer, median of the turns, and the interval in which that median lies by 95 %; what else runs on the "
-            "machine makes it wide. Made by `python -m benchmarks.profile_overhead`.",
+            f"{NUM_RANKS} ranks with one thread each. Updates with the recorder off, with it on as in every run (sums "
+            "by kind), and keeping every event as within `train.profile` (on PyTorch each layer too), in turns of "
+            "a few updates, in an order that changes from turn to turn. *Own*: notes by themselves, timed apart, "
+            "without the hooks on layers that make some. *Time*: what an update of the slowest rank takes longer than "
+            "with the recorder off in the same turn. *Processor*: the same of the processors' seconds of all ranks, "
+            "in which waiting for a core does not count. Both are medians of the turns, with the interval in which "
+            "that median lies by 95 %. Made by `python -m benchmarks.profile_overhead`.",
             "",
-            "| engine | network, images per rank | notes per update | off, ms | on: own | against off "
-            "| events: own | against off |",
-            "|---|---|---|---|---|---|---|---|",
+            "| engine | network, images per rank | notes per update | off, ms | on: own | time | processor "
+            "| events: own | time | processor |",
+            "|---|---|---|---|---|---|---|---|---|---|",
             *rows,
             "",
             f"Ran on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end; {versions}; "

@@ -29,24 +29,34 @@ def prepare(engine: Engine, world: World, *, name: str, work: Work) -> None:
     _contender(engine).prepare(engine, world, contender="convmesh", name=name, work=work)
 
 
-def run(engine: Engine, world: World, *, name: str, num_turns: int) -> dict[str, list[float]]:
-    """Runs an update in every mode, in an order that changes from turn to turn and is the same on all ranks.
+def run(engine: Engine, world: World, *, name: str, num_turns: int, num_updates: int) -> dict[str, list[float]]:
+    """Runs a few updates in every mode, in an order that changes from turn to turn and is the same on all ranks.
 
     Returns:
-        Seconds of the updates of each mode on this rank, turn by turn; and as ``"notes"`` how much each update noted.
+        Seconds of an update of each mode on this rank, turn by turn; under ``"mode cpu"`` the processor's; and as
+        ``"notes"`` how much each update noted.
     """
     update, shuffle = _contender(engine)._steps[name], np.random.default_rng(0)
-    found: dict[str, list[float]] = {name: [] for name in (*MODES, "notes")}
+    found: dict[str, list[float]] = {name: [] for name in (*MODES, *map(cpu_of, MODES), "notes")}
     for turn in range(num_turns):
         for mode in shuffle.permutation(MODES):
             engine.all_gather(None)
             with _off() if mode == "off" else contextlib.nullcontext():
+                begun, begun_cpu = time.perf_counter(), time.process_time()
                 if mode == "events":
                     RECORDER.start()
-                found[mode].append(_one_update(engine, update, number=turn))
+                for number in range(num_updates):
+                    _one_update(engine, update, number=turn * num_updates + number)
+                found[mode].append((time.perf_counter() - begun) / num_updates)
+                found[cpu_of(mode)].append((time.process_time() - begun_cpu) / num_updates)
                 if mode == "events":
-                    found["notes"].append(RECORDER.stop(world.rank).num_events)
+                    found["notes"].append(RECORDER.stop(world.rank).num_events / num_updates)
     return found
+
+
+def cpu_of(mode: str) -> str:
+    """Name of the processor's seconds of a mode."""
+    return f"{mode} cpu"
 
 
 def note_seconds(engine: Engine, world: World) -> dict[str, float]:
@@ -64,9 +74,8 @@ def note_seconds(engine: Engine, world: World) -> dict[str, float]:
     return found
 
 
-def _one_update(engine: Engine, update: Callable[[], None], *, number: int) -> float:
-    """Seconds of an update, with what the training loop notes around it."""
-    begun = time.perf_counter()
+def _one_update(engine: Engine, update: Callable[[], None], *, number: int) -> None:
+    """An update, with what the training loop notes around it."""
     step_begun = RECORDER.now()
     RECORDER.add("data", "micro-batches", start=step_begun, end=step_begun)
     RECORDER.take_totals()
@@ -75,7 +84,6 @@ def _one_update(engine: Engine, update: Callable[[], None], *, number: int) -> f
     if RECORDER.keeps_events:
         memory = engine.memory_bytes()
         RECORDER.add_step(number, start=step_begun, end=RECORDER.now(), num_samples=1, memory_bytes=memory)
-    return time.perf_counter() - begun
 
 
 def drop(engine: Engine, world: World, *, name: str) -> None:

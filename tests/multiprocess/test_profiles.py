@@ -55,6 +55,8 @@ def test_a_slow_rank_a_slow_loader_a_slow_link_and_costly_samples_are_told_apart
 
     computing, loading, link, samples = (_of_phase(tmp_path, phase) for phase in range(4))
     assert _named(computing) == ((1,), "compute")
+    if engine == "torch":
+        assert {"conv1", "conv2", "fc"} <= {row.name for row in computing.layers if row.kind == "compute"}
     assert computing.stragglers[0].excess_seconds == pytest.approx(SECONDS, rel=0.3)
     assert _named(loading) == ((1,), "data")
     assert not link.stragglers

@@ -14,8 +14,11 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 
 import numpy as np
+import numpy.typing as npt
 
 from convmesh.profiling.events import NONE, EventBuilder, Kind, RankEvents
+
+Bools = npt.NDArray[np.bool_]
 
 MAIN = "main"
 """Lane of what blocks the rank; other lanes run beside it."""
@@ -29,6 +32,9 @@ class Recorder:
 
     Args:
         clock: Seconds; of one machine's ranks all on one clock.
+
+    Attributes:
+        layer: Module path of the layer that computes now, where that is known: collectives that block it are its own.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -37,6 +43,7 @@ class Recorder:
         self._events: list[_Noted] | None = None
         self._steps: list[tuple[int, float, float, int]] = []
         self._memory: list[tuple[float, int]] = []
+        self.layer = ""
 
     @property
     def keeps_events(self) -> bool:
@@ -72,6 +79,18 @@ class Recorder:
         self._totals[kind, axis] += end - start
         if self._events is not None:
             self._events.append((kind, name, layer, axis, 0, start, end, MAIN))
+
+    def add_layer(self, name: str, *, start: float, end: float, layer: str) -> None:
+        """Notes which part of a computing, that is noted as a whole too, was a layer's; sums don't count it again.
+
+        Args:
+            name: What ran.
+            start: When it began, in seconds of ``now``.
+            end: When it ended.
+            layer: Module path in the network.
+        """
+        if self._events is not None:
+            self._events.append(("compute", name, layer, "", 0, start, end, MAIN))
 
     def note(self, kind: Kind, name: str) -> None:
         """Notes that something happened now, which took no time."""
@@ -127,7 +146,7 @@ class Recorder:
             rank: Number of this rank.
 
         Returns:
-            What was kept. Where a collective blocked the rank within its computing, the computing is what is left.
+            What was kept. Where a layer or a collective was noted within a computing, the computing is what is left.
         """
         builder = EventBuilder(rank)
         for kind, name, layer, axis, num_bytes, begin, end, lane in self._events or ():
@@ -137,13 +156,13 @@ class Recorder:
         for moment, num_bytes in self._memory:
             builder.add_memory(moment, num_bytes)
         self._events = None
-        return cut_out_collectives(builder.build())
+        return cut_out_collectives(cut_out_layers(builder.build()))
 
     def _leave(self, about: tuple[Kind, str, str, str, int], begin: float, end: float) -> None:
         kind, name, layer, axis, num_bytes = about
         self._totals[kind, axis] += end - begin
         if self._events is not None:
-            self._events.append((kind, name, layer, axis, num_bytes, begin, end, MAIN))
+            self._events.append((kind, name, layer or self.layer, axis, num_bytes, begin, end, MAIN))
 
 
 _Noted = tuple[Kind, str, str, str, int, float, float, str]
@@ -176,20 +195,38 @@ def cut_out_collectives(events: RankEvents) -> RankEvents:
     Returns:
         The same with such events divided into the pieces between the collectives.
     """
+    return _cut(events, outer_E=events.of_kind("compute", "optimizer"), inner_E=events.of_kind("communication"))
+
+
+def cut_out_layers(events: RankEvents) -> RankEvents:
+    """Takes layers out of the computing in which they ran.
+
+    Args:
+        events: Of one rank.
+
+    Returns:
+        The same with computing that names no layer divided into the pieces between those that do.
+    """
+    computes, named = events.of_kind("compute"), events.layer_E != NONE
+    return _cut(events, outer_E=computes & ~named, inner_E=computes & named)
+
+
+def _cut(events: RankEvents, *, outer_E: Bools, inner_E: Bools) -> RankEvents:
+    """Divides events of the main lane at others of it, that lie within them one after the other."""
     lane = events.names.index(MAIN) if MAIN in events.names else NONE
     main_E = events.lane_E == lane
-    blocking = np.flatnonzero(main_E & events.of_kind("communication"))
-    outer_E = main_E & events.of_kind("compute", "optimizer")
+    blocking, outer_E = np.flatnonzero(main_E & inner_E), main_E & outer_E
     if lane == NONE or not len(blocking):
         return events
     begins, ends = events.start_E[blocking], events.end_E[blocking]
-    kept = [np.flatnonzero(~outer_E)]
-    starts, stops = [events.start_E[~outer_E]], [events.end_E[~outer_E]]
-    for index in np.flatnonzero(outer_E):
-        start, end = events.start_E[index], events.end_E[index]
-        first, last = np.searchsorted(begins, start), np.searchsorted(begins, end)
-        piece_starts = np.concatenate([[start], ends[first:last]])
-        piece_ends = np.concatenate([begins[first:last], [end]])
+    first_E, last_E = np.searchsorted(begins, events.start_E), np.searchsorted(begins, events.end_E)
+    divided_E = outer_E & (last_E > first_E)
+    kept = [np.flatnonzero(~divided_E)]
+    starts, stops = [events.start_E[~divided_E]], [events.end_E[~divided_E]]
+    for index in np.flatnonzero(divided_E):
+        first, last = first_E[index], last_E[index]
+        piece_starts = np.concatenate([[events.start_E[index]], ends[first:last]])
+        piece_ends = np.concatenate([begins[first:last], [events.end_E[index]]])
         whole = piece_ends > piece_starts
         kept.append(np.full(int(whole.sum()), index))
         starts.append(piece_starts[whole])

@@ -31,12 +31,14 @@ def test_a_generated_profile_is_read_analysed_and_reported(tmp_path: Path) -> No
 
 def test_what_a_mode_adds_is_told_of_each_turn() -> None:
     seconds = {"off": [0.010, 0.020, 0.010], "on": [0.0102, 0.0204, 0.0102], "events": [0.011, 0.022, 0.011]}
+    seconds |= {"off cpu": [0.010] * 3, "on cpu": [0.0101] * 3, "events cpu": [0.0104, 0.0105, 0.0106]}
     found = profile_overhead.Measured(seconds=seconds, num_notes=9, note_seconds={"on": 1e-6, "events": 2e-6})
 
     row = profile_overhead.row("torch", profile_overhead.CASES[0], found)
 
     assert row.startswith("| torch | cnn-small, 32 px, 8 images | 9 | 10.00 | 0.090 % |")
-    assert "| 0.090 % | +2.0 % (+2.0 to +2.0) | 0.180 % | +10.0 % (+10.0 to +10.0) |" in row
+    assert "| 0.090 % | +2.0 % (+2.0 to +2.0) | +1.0 % (+1.0 to +1.0) | 0.180 % | +10.0 % (+10.0 to +10.0) |" in row
+    assert row.endswith("| +5.0 % (+4.0 to +6.0) |")
     assert row in profile_overhead.page([row])
 
 
@@ -53,10 +55,12 @@ def test_modes_differ_in_what_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_modes, "_contender", lambda _: contender)
     world: Any = SimpleNamespace(rank=0)
 
-    found = recorder_modes.run(engine, world, name="net", num_turns=3)
+    found = recorder_modes.run(engine, world, name="net", num_turns=3, num_updates=2)
 
-    assert {mode: len(seconds) for mode, seconds in found.items()} == {"off": 3, "on": 3, "events": 3, "notes": 3}
+    names = ("off", "on", "events", "off cpu", "on cpu", "events cpu", "notes")
+    assert {mode: len(seconds) for mode, seconds in found.items()} == dict.fromkeys(names, 3)
     assert found["notes"] == [2, 2, 2]
-    assert sum(not totals for totals in noted) == 3
+    assert min(min(found[mode]) for mode in recorder_modes.MODES) > 0.001
+    assert sum(not totals for totals in noted) == 6
     assert min(recorder_modes.note_seconds(engine, world).values()) > 0
     assert not RECORDER.keeps_events

@@ -16,6 +16,7 @@ from convmesh.engines.torch.average import WeightAverage
 from convmesh.engines.torch.buffers import Buffers
 from convmesh.engines.torch.channel_split import split_of
 from convmesh.engines.torch.collectives import DataAxis
+from convmesh.engines.torch.layer_times import LayerTimes
 from convmesh.engines.torch.loader import TorchBatch, to_device
 from convmesh.engines.torch.objective import DTYPES, Objective
 from convmesh.engines.torch.optimizer import Optimizer
@@ -69,6 +70,7 @@ class TorchTrainStep:
         )
         parts = self._split.of_data.shards if self._split is not None and self._split.of_data is not None else {}
         self._buffers = Buffers(network, axis=axis, parts=parts)
+        self._layers = LayerTimes(network, enabled=first.device.type == "cpu" and not run.train.profile.detail)
         self._average = WeightAverage(network, decay=run.train.weight_average) if run.train.weight_average > 0 else None
         self._parallel = axis.data_parallel(
             network,
@@ -92,6 +94,7 @@ class TorchTrainStep:
         average and buffers as they were. PyTorch's global generators are seeded for each micro-batch.
         """
         self._axis.begin_update()
+        self._layers.follow()
         if self._split is not None:
             self._split.begin_update()
         self._buffers.remember()
@@ -242,6 +245,7 @@ class TorchTrainStep:
         end = RECORDER.now()
         # The last bucket is sent off with the last gradient; from then on the backward only waits for sums.
         computed = self._axis.last_sent if self._axis.last_sent > begun else end
+        self._layers.end(computed)
         RECORDER.add("compute", "backward", start=begun, end=computed)
         RECORDER.count("communication", end - computed, axis="data")
 
