@@ -76,12 +76,12 @@ def test_every_mesh_is_trained_with_and_without_accumulation_and_recomputation()
 def test_the_advice_loop_tells_each_gain_beside_what_was_predicted() -> None:
     run = parse_config(CONFIG)
     variants = [
-        Variant("as it was", run, foretold=[0.2, 0.2], seconds=[0.2, 0.22]),
+        Variant("as it was", run, "none", foretold=[0.2, 0.2], seconds=[0.2, 0.22]),
         Variant("buckets: `x`", run, "buckets", foretold=[0.15, 0.15], seconds=[0.14, 0.14]),
-        Variant("together: `x`", run, foretold=[0.1, 0.1], seconds=[0.105, 0.105]),
+        Variant("together: `x`", run, "all together", foretold=[0.1, 0.1], seconds=[0.105, 0.105]),
     ]
     text = advice_page(variants, "two cores")
-    assert "| buckets: `x` | 150 | 140 | 140 to 140 | 25.0% | 33.3% | 0.75 |" in text
+    assert "| buckets: `x` | 150 | 140 | 140 to 140 | 25.0% | 33.2% | 0.75 |" in text
     assert "2.00 times its images per second" in text
     assert "2 rounds" in text
-    assert "reached by buckets, all together; not by none." in text
+    assert "reached by buckets, all together; missed by none." in text
