@@ -44,8 +44,8 @@ class Case:
 
 
 CASES = (
-    Case("cnn-small, 32 px, 8 images", Work("cnn-small", 32, 8, {}), 150, 3),
-    Case("cnn-small, a bucket per gradient", Work("cnn-small", 32, 8, {"strategy": {"bucket_bytes": 1}}), 150, 3),
+    Case("cnn-small, 32 px, 8 images", Work("cnn-small", 32, 8, {}), 100, 3),
+    Case("cnn-small, a bucket per gradient", Work("cnn-small", 32, 8, {"strategy": {"bucket_bytes": 1}}), 100, 3),
     Case("resnet18, 64 px, 8 images", Work("resnet18", 64, 8, {}), 40, 1),
 )
 

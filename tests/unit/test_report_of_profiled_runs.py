@@ -13,7 +13,8 @@ from test_report_page import Outline
 from typer.testing import CliRunner
 
 from convmesh.cli.main import app
-from convmesh.config import load_config
+from convmesh.config import dump_config, load_config
+from convmesh.config.load import with_settings
 from convmesh.errors import DataError, ProfileError
 from convmesh.mesh import Mesh
 from convmesh.plan import Execution, Foretold, Plan, resolve
@@ -24,9 +25,10 @@ from convmesh.profiling.analysis import analyse
 from convmesh.profiling.store import save_trace
 from convmesh.report import foretelling
 from convmesh.report.foretold import compare_with_run
-from convmesh.report.html import read_report, write_report
+from convmesh.report.html import language_of, read_report, write_report
 from convmesh.report.profile_text import LANGUAGES, texts
 from convmesh.report.run_folder import read_run
+from convmesh.training.run_folder import RunFolder
 
 RECIPE = Recipe(compute=0.4, data=0.02, transfer=0.01, update=0.03, num_layers=4, num_steps=6)
 FORETOLD = Foretold(
@@ -66,6 +68,29 @@ def test_one_page_has_curves_profile_and_plan(tmp_path: Path, language: str) -> 
     assert "two cores" in page.text
     assert (tmp_path / "profile" / "trace.json").exists()
     assert page.tags[[tag for tag, _ in page.tags].index("html")][1]["lang"] == language
+
+
+def test_the_run_file_sets_the_language_and_the_command_overrules_it(tmp_path: Path) -> None:
+    run_dir = profiled_run(tmp_path)
+    assert language_of(run_dir) == "en"
+    config = RunFolder(run_dir).config
+    config.write_text(dump_config(with_settings(load_config(config), {"report.language": "zh"})))
+
+    def language(page: Path) -> str | None:
+        tags = Outline(page.read_text("utf-8")).tags
+        return tags[[tag for tag, _ in tags].index("html")][1]["lang"]
+
+    assert language(write_report(run_dir)) == "zh"
+    for command, page in (("report", "report.html"), ("profile show", "profile/profile.html")):
+        for options, expected in (((), "zh"), (("--language", "en"), "en")):
+            result = CliRunner().invoke(app, [*command.split(), str(run_dir), *options])
+            assert result.exit_code == 0, result.output
+            assert language(run_dir / page) == expected, command
+    assert CliRunner().invoke(app, ["profile", "show", str(run_dir / "profile")]).exit_code == 0
+    assert language(run_dir / "profile" / "profile.html") == "zh"
+    # A run file that can't be read keeps nobody from the report.
+    config.write_text("engine: nothing\n")
+    assert language_of(run_dir) == "en"
 
 
 def test_a_chinese_page_has_no_english_sentence(tmp_path: Path) -> None:

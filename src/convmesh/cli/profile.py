@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from convmesh.cli.check import RanksOption
 from convmesh.cli.outputs import refuse_existing, refuse_unwritable
 from convmesh.cli.report import LanguageOption as Language
-from convmesh.cli.report import LinksOption, read_cluster, wide_console
+from convmesh.cli.report import LinksOption, RunLanguageOption, read_cluster, wide_console
 from convmesh.cli.train import ConfigArgument, EngineOption, MeshOption, PlanOption, SetOption
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
         bool, typer.Option("--detail", help="Ask the engine's own profiler too: every operator; slower.")
     ] = False,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/profile-NAME-TIME].")] = None,
-    language: Language = "en",
+    language: RunLanguageOption = None,
     cluster: LinksOption = None,
     advice_config: AdviceOption = None,
     json_: Json = False,
@@ -62,10 +62,11 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     """Run a few updates and show where their time goes; the word 'run' may be left out."""
     from convmesh.api_profile import profile
     from convmesh.config.schema import ProfileConfig
+    from convmesh.report.html import language_of
     from convmesh.report.profile_text import texts
     from convmesh.training.profiling import FOLDER
 
-    texts(language)
+    texts(language or "en")
     _check_output(advice_config)
     links = read_cluster(cluster)
     found = profile(
@@ -79,6 +80,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
         run_dir=run_dir,
         on_start=lambda folder: typer.echo(f"Run folder: {folder.root}", err=True),
     )
+    language = language or language_of(found.run_dir)
     _write(
         found.analysis, found.run_dir / FOLDER, language=language, cluster=links, as_json=json_, output=advice_config
     )
@@ -119,7 +121,7 @@ def import_(
 @app.command("show")
 def show(
     folder: Annotated[Path, typer.Argument(help="A folder with a profile.json, or a run folder that has one.")],
-    language: Language = "en",
+    language: RunLanguageOption = None,
     cluster: LinksOption = None,
     advice_config: AdviceOption = None,
     json_: Json = False,
@@ -127,13 +129,14 @@ def show(
     """Report again on a profile that was captured or imported."""
     from convmesh.profiling.analysis import analyse
     from convmesh.profiling.store import load_trace
-    from convmesh.report.html import find_profile
+    from convmesh.report.html import find_profile, language_of
     from convmesh.report.profile_text import texts
 
+    found = find_profile(folder) or folder
+    language = language or language_of(found.parent)
     texts(language)
     _check_output(advice_config)
     links = read_cluster(cluster)
-    found = find_profile(folder) or folder
     _write(analyse(load_trace(found)), found, language=language, cluster=links, as_json=json_, output=advice_config)
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from convmesh.planner.cluster import Cluster
 
 LanguageOption = Annotated[str, typer.Option(metavar="en|zh", help="Language of the report.")]
+RunLanguageOption = Annotated[
+    str | None, typer.Option("--language", metavar="en|zh", help="Language of the report [default: of the run file].")
+]
 LinksOption = Annotated[
     str | None,
     typer.Option(
@@ -28,7 +31,7 @@ LinksOption = Annotated[
 
 def report(
     run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    language: LanguageOption = "en",
+    language: RunLanguageOption = None,
     profile: Annotated[
         Path | None,
         typer.Option(
@@ -47,11 +50,12 @@ def report(
     """Write report.html of a run again, also of one that runs or was killed, and sum it up."""
     if not (run_dir / "metrics.jsonl").exists():
         raise RunFolderError(f"{run_dir} is not the folder of a run", fix="Give a folder that holds a metrics.jsonl")
-    from convmesh.report.html import read_report, write_report_of
+    from convmesh.report.html import language_of, read_report, write_report_of
     from convmesh.report.profile_text import texts
     from convmesh.report.run_terminal import print_report
     from convmesh.training.advice import advise
 
+    language = language or language_of(run_dir)
     texts(language)
     links = read_cluster(cluster)
     found = read_report(run_dir, profile_dir=profile)

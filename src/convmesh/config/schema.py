@@ -244,6 +244,14 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, config=_STRICT, kw_only=True)
+class ReportConfig:
+    """The pages about the run."""
+
+    language: Literal["en", "zh"] = "en"
+    """Language of ``report.html`` and of the page of a profile; ``--language`` overrules it."""
+
+
+@dataclass(frozen=True, config=_STRICT, kw_only=True)
 class RunConfig:
     """One run, whole."""
 
@@ -263,3 +271,5 @@ class RunConfig:
     """Learning rate over time."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """How long, how large, how often."""
+    report: ReportConfig = field(default_factory=ReportConfig)
+    """The pages about the run."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from convmesh.config import load_config
 from convmesh.errors import ConvMeshError
 from convmesh.planner.cluster import Cluster
 from convmesh.profiling.advice import Advised
@@ -18,6 +19,7 @@ from convmesh.report.page import render_page, write_page
 from convmesh.report.profile_page import profile_context, write_trace
 from convmesh.report.profile_text import texts
 from convmesh.report.run_folder import RunData, read_run
+from convmesh.training.run_folder import RunFolder
 
 REPORT_NAME = "report.html"
 _PROFILE = "profile"
@@ -107,14 +109,22 @@ def find_profile(folder: Path) -> Path | None:
     return next((path for path in (folder, folder / _PROFILE) if (path / INDEX_NAME).is_file()), None)
 
 
-def write_report(run_dir: Path, *, language: str = "en", profile_dir: Path | None = None) -> Path:
+def language_of(run_dir: Path) -> str:
+    """The language that a run's own file sets for its pages; English where there is no file that can be read."""
+    try:
+        return load_config(RunFolder(run_dir).config).report.language
+    except ConvMeshError:
+        return "en"
+
+
+def write_report(run_dir: Path, *, language: str | None = None, profile_dir: Path | None = None) -> Path:
     """Writes ``report.html`` into a run folder.
 
     Works on any state of a run: going, killed, failed, resumed or finished; with or without a profile.
 
     Args:
         run_dir: The folder of the run.
-        language: ``"en"`` or ``"zh"``.
+        language: ``"en"`` or ``"zh"``; default that of the run file.
         profile_dir: A profile of another run, or its run folder; default the one in the run folder, if there is one.
 
     Returns:
@@ -125,7 +135,8 @@ def write_report(run_dir: Path, *, language: str = "en", profile_dir: Path | Non
         RunFolderError: If the folder holds no run, or can't be written.
         ProfileError: If ``profile_dir`` is given and can't be read.
     """
-    return write_report_of(read_report(run_dir, profile_dir=profile_dir), language=language)
+    report = read_report(run_dir, profile_dir=profile_dir)
+    return write_report_of(report, language=language or language_of(run_dir))
 
 
 def write_report_of(
