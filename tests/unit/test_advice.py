@@ -161,23 +161,6 @@ def test_tiny_buckets_are_told_with_the_seconds_that_the_links_say() -> None:
     assert advising.setting.run.strategy.bucket_bytes == 25 * MIB
 
 
-def test_no_more_communication_is_saved_than_was_seen() -> None:
-    case = Case(strategy__bucket_bytes=1)
-    observed = case.observed(transfers=(case.gradients(),))
-    communication = observed.communication_seconds
-    # The other half ran while the slowest rank was still working.
-    late = dataclasses.replace(observed, step_seconds=observed.step_seconds - communication / 2)
-    usual = dataclasses.replace(case.setting, run=_run())
-
-    whole, half = (
-        Foresight(case.setting, observed=seen, graph=case.graph, cluster=case.cluster) for seen in (observed, late)
-    )
-
-    saved = observed.step_seconds - whole.seconds(usual)
-    assert 0 < saved < communication
-    assert late.step_seconds - half.seconds(usual) == pytest.approx(saved / 2, rel=0.02)
-
-
 def test_small_micro_batches_are_told_only_where_larger_ones_fit() -> None:
     case = Case(mesh={"data": 1}, strategy__accumulation=8)
     case.cluster = dataclasses.replace(case.cluster, micro_batch_seconds=1e-3)
@@ -257,22 +240,6 @@ def test_workers_hide_a_slow_disk_and_not_more_than_free_cores_can_compute() -> 
     slow = _piece(case.advise(reading=3 * rest, machine=free), "workers")
     assert slow.changes == {"data.num_workers": 4}
     assert slow.predicted_seconds == pytest.approx(rest)
-
-
-def test_what_workers_have_read_is_handed_over_micro_batch_by_micro_batch() -> None:
-    case = Case(strategy__accumulation=4)
-    rest = case.prediction.seconds.total
-    hand_over = 0.02 * rest
-    machine = Machine(cores=8, num_ranks=2, cpu_seconds=rest, hand_over_seconds=hand_over)
-
-    piece = _piece(case.advise(reading=0.5 * rest, machine=machine), "workers")
-
-    assert piece.predicted_seconds == pytest.approx(rest + 4 * hand_over)
-    # Where a worker reads already, handing over is part of what ranks were seen to wait for.
-    one = Case(strategy__accumulation=4, data__num_workers=1)
-    foresight = one.foresight(reading=4 * hand_over, machine=machine)
-    two = dataclasses.replace(one.setting, run=_run(strategy__accumulation=4, data__num_workers=2))
-    assert foresight.seconds(two) == pytest.approx(foresight.seconds(one.setting), rel=0.1)
 
 
 @pytest.mark.parametrize("sampler", ["random", "stratified"])
