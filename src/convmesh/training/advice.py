@@ -107,8 +107,8 @@ def foresight_of(analysis: Analysis, folder: Path, *, cluster: Cluster | None = 
         The predictor.
 
     Raises:
-        ConvMeshError: If nothing can be predicted: the profile is too short, of a device whose host says little, or
-            without its run file.
+        ProfileError: If the profile is too short, of a device whose host says little, or without its run file.
+        ConvMeshError: If the run or its plan can't be read, or the cluster lacks links.
     """
     run, figures = _run_of(folder), analysis.trace.figures
     if len(analysis.steady.step_S) < MIN_STEPS:

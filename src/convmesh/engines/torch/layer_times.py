@@ -38,7 +38,7 @@ class LayerTimes:
         if wanted and not self._hooks:
             for name, module in layers(self._network):
                 self._hooks.append(module.register_forward_pre_hook(partial(self._enter, name)))
-                self._hooks.append(module.register_forward_hook(partial(self._leave, name), always_call=True))
+                self._hooks.append(module.register_forward_hook(partial(self._leave, name)))
         elif not wanted:
             for hook in self._hooks:
                 hook.remove()
