@@ -38,7 +38,8 @@ class LayerTimes:
         if wanted and not self._hooks:
             for name, module in layers(self._network):
                 self._hooks.append(module.register_forward_pre_hook(partial(self._enter, name)))
-                self._hooks.append(module.register_forward_hook(partial(self._leave, name)))
+                # Always: a checkpoint breaks a forward off as soon as all that it needs is computed again.
+                self._hooks.append(module.register_forward_hook(partial(self._leave, name), always_call=True))
         elif not wanted:
             for hook in self._hooks:
                 hook.remove()
