@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from convmesh.config import parse_config
 from convmesh.data.reader import TrainReader
 from convmesh.engines.contract import Engine, World
@@ -29,3 +31,12 @@ def losses(engine: Engine, world: World, *, settings: dict[str, Any], num_update
         )
         found.append(float(result.loss_sum))
     return found
+
+
+def stages(num_classes: int = 10) -> nn.Module:
+    """A network with blocks that can be recomputed, batch norm in them."""
+
+    def block(num_inputs: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(num_inputs, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+
+    return nn.Sequential(block(1), block(8), block(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes))

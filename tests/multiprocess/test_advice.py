@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from benchmarks.contenders.bad_start import write_images
+from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from convmesh.api import prepare
@@ -25,6 +27,7 @@ from convmesh.plan.by_rule import plan_by_rule
 from convmesh.plan.load import dump_plan
 from convmesh.profiling.advice import Advised
 from convmesh.training.advice import Advising
+from convmesh.training.checkpoint import find_checkpoints
 from convmesh.training.foresight import Setting
 from convmesh.training.proposals import PLAN_FILE, Proposal, options
 from convmesh.training.run_graph import cached_graph
@@ -107,19 +110,54 @@ def test_a_slow_disk_is_advised_against_and_the_run_file_with_the_advice_trains(
     assert "--advice-config" in shown.output, shown.output
 
 
-def test_advice_of_another_mesh_is_written_with_its_plan_and_can_start(tmp_path: Path) -> None:
+def test_recomputation_can_be_dropped(rank_pool: Callable[[str, int], RankPool], tmp_path: Path) -> None:
+    fetch_digits(tmp_path)
+    model = {"factory": "tests.multiprocess.advice_cases:stages"}
+    settings = {**SETTINGS, "model": model, "data": {**SETTINGS["data"], "path": str(tmp_path / "digits")}}
+    run = parse_config({**settings, "strategy": {"recompute": "blocks"}})
+    graph = cached_graph(run, batch=2)
+    setting = Setting(run=run, plan=plan_by_rule(graph, Mesh({"data": 2})))
+    assert setting.candidate(graph).resolved.recomputed
+
+    dropped = Proposal(kind="recomputation", changes={"strategy.recompute": "none"}).applied(setting)
+
+    assert not dropped.candidate(graph).resolved.recomputed
+    (tmp_path / "plan.yaml").write_text(dump_plan(setting.settled))
+    planned = with_settings(run, {"strategy.plan": str(tmp_path / "plan.yaml")})
+    pool, case = rank_pool("torch", 2), "tests.multiprocess.advice_cases:losses"
+    with_, without = (
+        [sum(update) for update in zip(*answers, strict=True)]
+        for answers in (
+            pool.run(case, settings=json.loads(_as_json(each)), num_updates=3) for each in (planned, dropped.run)
+        )
+    )
+    assert without == pytest.approx(with_, rel=1e-5)
+
+
+def test_advice_of_another_mesh_is_written_with_its_plan_and_trains_the_same(tmp_path: Path) -> None:
     fetch_digits(tmp_path)
     run = parse_config({**SETTINGS, "strategy": {}, "data": {**SETTINGS["data"], "path": str(tmp_path / "digits")}})
+    run = with_settings(run, {"train.epochs": 1})
     graph = cached_graph(run, batch=2)
     plan = plan_by_rule(graph, Mesh({"channel": 2}), min_multiply_adds=0)
     proposal = Proposal(kind="mesh", changes={"strategy.mesh": {"channel": 2}, "strategy.plan": PLAN_FILE}, plan=plan)
     setting = proposal.applied(Setting(run=run, plan=Plan(mesh=Mesh({"data": 2}))))
+    (tmp_path / "run.yaml").write_text(dump_config(run))
 
     Advising(advised=Advised(seconds=1.0, plan=dump_plan(plan)), setting=setting).write(tmp_path / "better.yaml")
 
     prepared = prepare(tmp_path / "better.yaml")
     assert prepared.plan is not None
     assert prepared.plan.resolved.num_ranks == 2
+    for name in ("run", "better"):
+        _convmesh("train", tmp_path / f"{name}.yaml", "--ranks", 2, "--run-dir", tmp_path / name)
+    usual, better = (
+        load_file(find_checkpoints(tmp_path / name / "checkpoints")[0] / "network.safetensors")
+        for name in ("run", "better")
+    )
+    assert set(usual) == set(better)
+    for name, array in usual.items():
+        np.testing.assert_allclose(better[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def _as_json(run: Any) -> str:
