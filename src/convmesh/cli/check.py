@@ -155,13 +155,14 @@ def _execution_lines(plan: RunPlan, prepared: PreparedRun) -> Iterator[str]:
 
 
 def _describe(resolved: ResolvedPlan, engine: str) -> str:
-    rows = [row for row in _operators(resolved) if row["kind"] in ("convolution", "dense") or _communicates(row)]
+    operators = _operators(resolved)
+    rows = [row for row in operators if row["kind"] in ("convolution", "dense") or _communicates(row)]
     width = max((len(row["name"]) for row in rows), default=0)
     lines = []
     for row in rows:
         border = ", ".join(f"{row[place]} {place} it" for place in ("before", "after") if _talks(row[place]))
         lines.append(f"  {row['name']:{width}}  {row['split']:12}  {border}".rstrip())
-    if all(row["split"] == "whole" for row in _operators(resolved)):
+    if all(row["split"] == "whole" for row in operators):
         lines.append(_unsplit(resolved))
     lines.append(f"Per micro-batch over the {resolved.axis} axis, on rank 0:")
     found = _collectives(resolved, engine)
