@@ -52,10 +52,9 @@ def refit(cluster: Cluster, observed: Observed, prediction: Prediction, groups: 
     links = cluster.links
     for transfers in observed.transfers:
         if transfers.axis in groups and transfers.kind in _KINDS and transfers.purpose in _PURPOSES:
-            shared = transfers.axis == "data" and sums_in_shared_memory(prediction.candidate, cluster)
-            way: Way = "shared_memory" if shared else "collective"
-            if transfers.axis != "data":
-                way = activations_way(cluster, transfers.kind)
+            way = activations_way(cluster, transfers.kind)
+            if transfers.axis == "data":
+                way = "shared_memory" if sums_in_shared_memory(prediction.candidate, cluster) else "collective"
             links = _with_transfers(cluster, links, transfers, groups[transfers.axis], way)
     return dataclasses.replace(
         cluster,

@@ -215,12 +215,11 @@ class _Search:
     def _seen(self, entry: Judged) -> Judged:
         """A candidate whose plan fits, as the engine sees it, which is asked only where the plan would be chosen."""
         assert entry.prediction is not None
-        if entry.seconds >= self._best:
-            return dataclasses.replace(entry, verdict="slower")
-        reason = self._refuses(entry.prediction.candidate.resolved)
-        if reason is not None:
-            return dataclasses.replace(entry, verdict="refused", reason=f"{REFUSED}: {reason}")
-        self._best = entry.seconds
+        if entry.seconds < self._best:
+            reason = self._refuses(entry.prediction.candidate.resolved)
+            if reason is not None:
+                return dataclasses.replace(entry, verdict="refused", reason=f"{REFUSED}: {reason}")
+            self._best = entry.seconds
         return dataclasses.replace(entry, verdict="slower")
 
     def _needless(self, entry: Judged) -> str | None:
