@@ -37,26 +37,25 @@ def plan_convolutions_for(num_threads: int) -> None:
     Args:
         num_threads: Threads.
     """
-    for library in _onednn():
+    library = _onednn()
+    if library is not None:
         library.dnnl_threadpool_interop_set_max_concurrency(ctypes.c_int(num_threads))
 
 
 def planned_threads() -> int | None:
     """Threads that oneDNN plans for in this thread; None where it can't be asked."""
-    found = ctypes.c_int()
-    for library in _onednn():
-        library.dnnl_threadpool_interop_get_max_concurrency(ctypes.byref(found))
-        return found.value
-    return None
+    library, found = _onednn(), ctypes.c_int()
+    if library is None:
+        return None
+    library.dnnl_threadpool_interop_get_max_concurrency(ctypes.byref(found))
+    return found.value
 
 
-def _onednn() -> list[ctypes.CDLL]:
+def _onednn() -> ctypes.CDLL | None:
     """The library that MindSpore computes with, if it has this interface."""
-    names = sorted((Path(ms.__file__).parent).glob(_LIBRARIES))
-    libraries = []
-    for name in names[:1]:
-        with contextlib.suppress(OSError, AttributeError):
-            library = ctypes.CDLL(str(name))
-            library.dnnl_threadpool_interop_set_max_concurrency  # noqa: B018
-            libraries.append(library)
-    return libraries
+    name = min(Path(ms.__file__).parent.glob(_LIBRARIES), default=None)
+    try:
+        library = ctypes.CDLL(str(name)) if name is not None else None
+    except OSError:
+        return None
+    return library if hasattr(library, "dnnl_threadpool_interop_set_max_concurrency") else None

@@ -40,7 +40,7 @@ class LayerTimes:
                 self._hooks.append(module.register_forward_pre_hook(partial(self._enter, name)))
                 # Always: a checkpoint breaks a forward off as soon as all that it needs is computed again.
                 self._hooks.append(module.register_forward_hook(partial(self._leave, name), always_call=True))
-        elif not wanted:
+        elif self._hooks and not wanted:
             for hook in self._hooks:
                 hook.remove()
             self._hooks, self._within, self._open, RECORDER.layer = [], [], None, ""
