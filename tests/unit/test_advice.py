@@ -312,7 +312,9 @@ def test_the_cluster_of_a_run_predicts_the_run_and_has_its_links() -> None:
     link = next(link for link in fitted.links.inside if link.kind == "all-reduce" and link.num_ranks == 2)
     assert link.alpha_seconds == pytest.approx(5e-4, rel=1e-6)
     assert 1 / link.seconds_per_byte == pytest.approx(1e9, rel=1e-6)
-    again = predict(case.setting.candidate(case.graph), fitted).seconds
+    predicted = predict(case.setting.candidate(case.graph), fitted)
+    assert predicted.origins["data axis"] == "this run's profile"
+    again = predicted.seconds
     assert again.forward == pytest.approx(case.prediction.seconds.forward * 3, rel=0.2)
 
 

@@ -18,6 +18,7 @@ from convmesh.plan.buckets import fill_buckets, pack_buckets
 from convmesh.plan.collectives import NORM_BYTES
 from convmesh.plan.plan import DATA
 from convmesh.planner.cluster import Cluster, Way
+from convmesh.planner.links import activations_way
 from convmesh.planner.prediction import Candidate
 
 
@@ -143,6 +144,23 @@ def sums_in_shared_memory(candidate: Candidate, cluster: Cluster) -> bool:
     )
 
 
+def way_of(candidate: Candidate, cluster: Cluster, *, axis: str, kind: str) -> Way:
+    """How what a run sends over an axis travels: gradients over the data axis, activations over the others.
+
+    Args:
+        candidate: The run.
+        cluster: The devices.
+        axis: Mesh axis.
+        kind: As `convmesh.plan.collectives` names it.
+
+    Returns:
+        The way.
+    """
+    if axis != DATA:
+        return activations_way(cluster, kind)
+    return "shared_memory" if sums_in_shared_memory(candidate, cluster) else "collective"
+
+
 def slice_bytes(own: LocalParameters, num_shards: int) -> int:
     """Bytes of one rank's even part of all trainable parameters that the ranks of the data axis have alike."""
     num_elements = own.reduced_bytes // own.element_bytes
@@ -173,7 +191,7 @@ def _torch_messages(candidate: Candidate, cluster: Cluster, own: LocalParameters
 
 def _mindspore_messages(candidate: Candidate, cluster: Cluster, own: LocalParameters) -> Iterator[Message]:
     shared = sums_in_shared_memory(candidate, cluster)
-    way: Way = "shared_memory" if shared else "collective"
+    way = way_of(candidate, cluster, axis=DATA, kind="all-reduce")
     width = DTYPE_BYTES[candidate.training.reduction_dtype]
     sizes = [size * width // 4 for _, size in own.reduced]
     buckets = (0,) * len(sizes) if shared else pack_buckets(sizes, candidate.bucket_bytes)

@@ -14,7 +14,7 @@ from convmesh.plan.collectives import SAMPLES_TOLD
 from convmesh.plan.placement import Shard
 from convmesh.planner.cluster import Cluster
 from convmesh.planner.memory import memory_use
-from convmesh.planner.messages import LocalParameters, local_parameters, update_messages, updated_bytes
+from convmesh.planner.messages import LocalParameters, local_parameters, update_messages, updated_bytes, way_of
 from convmesh.planner.precision import with_precision
 from convmesh.planner.prediction import Candidate, MemoryUse, OperatorCost, Prediction, Seconds
 from convmesh.planner.recomputing import engine_activations
@@ -187,7 +187,8 @@ def _origins(candidate: Candidate, model: CostModel, rank: _Rank) -> Mapping[str
     for axis in ("data", CHANNEL):
         group = model.group(resolved, axis)
         if group.num_ranks > 1:
-            found[f"{axis} axis"] = model.collectives.origin("all-reduce", group)
+            way = way_of(candidate, cluster, axis=axis, kind="all-reduce")
+            found[f"{axis} axis"] = model.collectives.origin("all-reduce", group, way=way)
     if math.isfinite(cluster.data_seconds_per_sample or math.inf):
         found["data"] = cluster.source_of("")
     return found

@@ -17,8 +17,8 @@ from typing import get_args
 
 from convmesh.planner.cluster import Cluster, CollectiveKind, Curve, Link, Links, Way
 from convmesh.planner.fitting import fit_alpha_beta
-from convmesh.planner.links import CollectiveSeconds, GroupShape, activations_way
-from convmesh.planner.messages import sums_in_shared_memory
+from convmesh.planner.links import CollectiveSeconds, GroupShape
+from convmesh.planner.messages import way_of
 from convmesh.planner.prediction import Prediction
 from convmesh.profiling.observed import Observed, Transfers
 
@@ -52,9 +52,7 @@ def refit(cluster: Cluster, observed: Observed, prediction: Prediction, groups: 
     links = cluster.links
     for transfers in observed.transfers:
         if transfers.axis in groups and transfers.kind in _KINDS and transfers.purpose in _PURPOSES:
-            way = activations_way(cluster, transfers.kind)
-            if transfers.axis == "data":
-                way = "shared_memory" if sums_in_shared_memory(prediction.candidate, cluster) else "collective"
+            way = way_of(prediction.candidate, cluster, axis=transfers.axis, kind=transfers.kind)
             links = _with_transfers(cluster, links, transfers, groups[transfers.axis], way)
     return dataclasses.replace(
         cluster,

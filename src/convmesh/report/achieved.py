@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 from convmesh.mesh import Mesh
 from convmesh.planner.cluster import Cluster, Way
-from convmesh.planner.links import CollectiveSeconds, GroupShape, activations_way, group_shape
+from convmesh.planner.links import CollectiveSeconds, GroupShape, group_shape
 from convmesh.profiling.analysis import Analysis
 from convmesh.profiling.tables import CollectiveRow
 
@@ -79,7 +79,7 @@ def against_cluster(analysis: Analysis, cluster: Cluster) -> Mapping[CollectiveR
         kind = collective_kind(row.name)
         if kind is None or not row.bytes_per_second:
             continue
-        group, way = _group(analysis, row, cluster), _way(analysis, row.axis, kind, cluster)
+        group, way = _group(analysis, row, cluster), _way(analysis, row.axis, cluster)
         promised = row.num_bytes / model.seconds(kind, row.num_bytes, group, way=way)
         found[row] = Achieved(
             name=row.name,
@@ -105,10 +105,10 @@ def _group(analysis: Analysis, row: CollectiveRow, cluster: Cluster) -> GroupSha
     return GroupShape(num_ranks=row.num_ranks, num_nodes=math.ceil(row.num_ranks / cluster.devices_per_node))
 
 
-def _way(analysis: Analysis, axis: str, kind: str, cluster: Cluster) -> Way:
+def _way(analysis: Analysis, axis: str, cluster: Cluster) -> Way | None:
     """On the CPU, MindSpore's ranks add up in shared memory where they differ on the data axis alone."""
     if axis != "data":
-        return activations_way(cluster, kind)
+        return None  # As activations do.
     axes = [axis for axis, size in analysis.trace.mesh.items() if size > 1]
     shares = analysis.trace.engine == "mindspore" and cluster.device.kind == "cpu" and axes == ["data"]
     return "shared_memory" if shares else "collective"

@@ -17,6 +17,7 @@ from convmesh.plan.load import dump_plan, load_plan
 from convmesh.plan.network import network_facts
 from convmesh.planner.cluster import Cluster
 from convmesh.planner.cluster_file import load_cluster
+from convmesh.planner.messages import way_of
 from convmesh.profiling.advice import MIN_GAIN, MIN_GAIN_OF_MESH, MIN_GAIN_OF_UNKNOWN, Advice, Advised
 from convmesh.profiling.analysis import Analysis
 from convmesh.profiling.observed import observe
@@ -238,12 +239,13 @@ def _plan_text(foresight: Foresight, setting: Setting) -> str:
 
 
 def _basis(foresight: Foresight) -> dict[str, str]:
-    cluster, resolved = foresight.cluster, foresight.setting.candidate(foresight.graph).resolved
+    cluster, candidate = foresight.cluster, foresight.setting.candidate(foresight.graph)
     found = {"devices": cluster.name}
     for axis in foresight.setting.mesh.sizes:
-        group = foresight.model.group(resolved, axis)
+        group = foresight.model.group(candidate.resolved, axis)
         if group.num_ranks > 1:
-            found[axis] = foresight.model.collectives.origin("all-reduce", group)
+            way = way_of(candidate, cluster, axis=axis, kind="all-reduce")
+            found[axis] = foresight.model.collectives.origin("all-reduce", group, way=way)
     return found
 
 
