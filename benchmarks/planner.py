@@ -42,7 +42,7 @@ MESHES = ({"data": 1}, {"data": 2}, {"data": 1, "channel": 2}, {"data": 4}, {"da
           {"data": 1, "channel": 4})  # fmt: skip
 RECOMPUTE = ("none", "blocks")
 NUM_RANKS = (1, 2, 4)
-_CALIBRATION_SECONDS = {"torch": 60.0, "mindspore": 60.0}
+_CALIBRATION_SECONDS = 60.0
 _CASE_SECONDS = {"torch": 8.0, "mindspore": 40.0}
 
 
@@ -182,7 +182,7 @@ class Bench:
 
     def _cluster(self, job: Job, size: Size, num_ranks: int) -> Path | None:
         path = self._work / f"{job.engine} {size.name} {num_ranks}.yaml"
-        seconds = _CALIBRATION_SECONDS[job.engine]
+        seconds = _CALIBRATION_SECONDS
         if not path.exists():
             if not self._fits(seconds + 25):
                 return None

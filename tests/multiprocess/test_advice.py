@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from convmesh.api import prepare
 from convmesh.cli.main import app
-from convmesh.config import dump_config, load_config, parse_config
-from convmesh.config.load import with_settings
+from convmesh.config import RunConfig, dump_config, load_config, parse_config
+from convmesh.config.load import plain_config, with_settings
 from convmesh.data.fetch import fetch_digits
 from convmesh.mesh import Mesh
 from convmesh.plan import Plan
@@ -65,11 +65,7 @@ def test_every_kind_runs_on_real_ranks_and_computes_the_same_where_it_says_so(
 
     def updates(proposal: Proposal | None) -> list[float]:
         run = parse_config(settings)
-        changed = run if proposal is None else with_settings(run, proposal.changes)
-        answers = pool.run(
-            "tests.multiprocess.advice_cases:losses", settings=json.loads(_as_json(changed)), num_updates=3
-        )
-        return [sum(of_update) for of_update in zip(*answers, strict=True)]
+        return _losses(pool, run if proposal is None else with_settings(run, proposal.changes))
 
     usual = updates(None)
     for kind, proposal in proposals.items():
@@ -124,14 +120,8 @@ def test_recomputation_can_be_dropped(rank_pool: Callable[[str, int], RankPool],
     assert not dropped.candidate(graph).resolved.recomputed
     (tmp_path / "plan.yaml").write_text(dump_plan(setting.settled))
     planned = with_settings(run, {"strategy.plan": str(tmp_path / "plan.yaml")})
-    pool, case = rank_pool("torch", 2), "tests.multiprocess.advice_cases:losses"
-    with_, without = (
-        [sum(update) for update in zip(*answers, strict=True)]
-        for answers in (
-            pool.run(case, settings=json.loads(_as_json(each)), num_updates=3) for each in (planned, dropped.run)
-        )
-    )
-    assert without == pytest.approx(with_, rel=1e-5)
+    pool = rank_pool("torch", 2)
+    assert _losses(pool, dropped.run) == pytest.approx(_losses(pool, planned), rel=1e-5)
 
 
 def test_advice_of_another_mesh_is_written_with_its_plan_and_trains_the_same(tmp_path: Path) -> None:
@@ -160,10 +150,10 @@ def test_advice_of_another_mesh_is_written_with_its_plan_and_trains_the_same(tmp
         np.testing.assert_allclose(better[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def _as_json(run: Any) -> str:
-    import yaml
-
-    return json.dumps(yaml.safe_load(dump_config(run)))
+def _losses(pool: RankPool, run: RunConfig) -> list[float]:
+    """Of each of three updates."""
+    answers = pool.run("tests.multiprocess.advice_cases:losses", settings=plain_config(run), num_updates=3)
+    return [sum(of_update) for of_update in zip(*answers, strict=True)]
 
 
 def _convmesh(*arguments: object) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from convmesh.cli.report import wide_console
 from convmesh.errors import ConfigError
 from convmesh.units import format_bytes
 
@@ -94,7 +94,6 @@ def _totals(total: Row) -> dict[str, int]:
 
 
 def _print_table(listing: Listing) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("operator", "kind", "output", "parameters", "multiply-adds", "saved for backward")
@@ -105,7 +104,7 @@ def _print_table(listing: Listing) -> None:
     table.add_section()
     table.add_row("total", listing.total.kind, _by(listing.total.shape), *_numbers(listing.total), style="bold")
     # Names of operators are long: a file or pipe has room for them where a narrow terminal has not.
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    wide_console(140).print(table)
     cost = listing.total.cost
     typer.echo(
         f"{listing.total.num_parameters:,} parameters. Per batch {_count(cost.multiply_adds)} multiply-adds of "
@@ -117,7 +116,6 @@ def _print_table(listing: Listing) -> None:
 
 
 def _print_blocks(graph: Graph, *, as_json: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from convmesh.graph import blocks, kept_with, recomputation_cost, total_cost
@@ -144,7 +142,7 @@ def _print_blocks(graph: Graph, *, as_json: bool) -> None:
     for row in rows:
         sizes = (format_bytes(row[name]) for name in ("kept_bytes", "kept_bytes_recomputed", "again_bytes"))
         table.add_row(row["name"], str(row["num_operators"]), *sizes, _count(row["flops_again"]))
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    wide_console(140).print(table)
     more = recomputation_cost(graph, found).flops_forward / max(1, total_cost(graph).flops_forward)
     typer.echo(
         f"Kept for the backward: {format_bytes(before.kept_bytes)}; with all blocks recomputed "

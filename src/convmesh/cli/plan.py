@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from convmesh.cli.report import wide_console
 from convmesh.cli.train import ClusterOption, ConfigArgument, EngineOption, MemoryOption, SetOption
 from convmesh.units import parse_bytes
 
@@ -59,7 +59,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter per option
         image_shape=image_shape, classes=classes,
     )  # fmt: skip
     planned = make_plan(task)
-    console = _console()
+    console = wide_console(160)
     if as_json:
         from convmesh.report.plan_json import as_dict
 
@@ -153,10 +153,3 @@ def _scaling(planned: Planned, path: Path, console: Console) -> None:
     save_scaling(points, path, title=f"Predicted scaling on {planned.cluster.name}")
     console.print(scaling_table(points))
     console.print(f"Curves: {path}", highlight=False)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    # Reasons are long: a file or pipe has room for them where a narrow terminal has not.
-    return Console(width=None if sys.stdout.isatty() else 160)

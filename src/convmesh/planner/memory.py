@@ -177,14 +177,14 @@ class _Holding:
             sums += gradients + gradients * (candidate.num_shards - 1) // candidate.num_shards
         elif self.on_mindspore_cpu:
             # By the graph that sums them over the data axis, and by those of the optimizer.
-            sums += gradients * (1 + int(candidate.num_shards > 1))
+            sums += gradients * (1 + int(reduces))
         return sums
 
     def updating(self) -> _Moment:
         """After the last backward: what the update itself needs of gradients beyond what lasts."""
         if self._is_torch:
             return _Moment(gradients=0 if self.all_gradients_at_once else self._gradients, words="update")
-        copies = 1 + (self._candidate.num_shards > 1 and not self._shared and not self.on_mindspore_cpu)
+        copies = 1 + (self._candidate.num_shards > 1 and not self.on_mindspore_cpu)
         return _Moment(gradients=copies * self._gradients, words="update")
 
 

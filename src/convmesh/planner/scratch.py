@@ -59,14 +59,10 @@ def unfolded_bytes(signature: Signature) -> int:
     """One image of a convolution, unfolded: of each place of the kernel, what it sees."""
     attributes = dict(signature.attributes)
     kernel, stride, groups = attributes["kernel"], attributes["stride"], int(attributes["groups"])
-    if set(kernel) == {1} and set(_tuple(stride)) == {1}:
+    if set(kernel) == {1} and set(stride) == {1}:
         return 0
     # A transposed convolution is computed as the gradient of one that goes the other way.
     taken, made = signature.input_shapes[0], signature.output_shapes[0]
     seen, places = (made, taken) if attributes["transposed"] else (taken, made)
     num_places = int(math.prod(kernel)) * math.prod(places[2:][-2:])
     return seen[1] // groups * num_places * DTYPE_BYTES[signature.dtype]
-
-
-def _tuple(value: int | tuple[int, ...]) -> tuple[int, ...]:
-    return value if isinstance(value, tuple) else (value,)

@@ -143,9 +143,11 @@ class TorchCalibrator:
         work = functools.partial(torch.mm, square, square, out=torch.empty_like(square))
         found = []
         for num_bytes in sizes:
-            run = _collective(kind, axis, num_bytes, self._tensor)
+            run: Callable[[], Any]
             if kind == "all-reduce" and ranks.axis == "data":
                 run = functools.partial(dist.all_reduce, torch.zeros(num_bytes // 4, device=self._device), group=group)
+            else:
+                run = _collective(kind, axis, num_bytes, self._tensor)
             # Of what takes long a third of the figures will do: each is of several turns.
             times = repeats if num_bytes < _LONG_BYTES else -(-repeats // TURNS)
             seconds = repeat_after_work(run, work, times, gather=self._engine.all_gather, now=self._now)

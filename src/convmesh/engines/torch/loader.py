@@ -153,7 +153,7 @@ def _on_device(item: _Item, device: torch.device) -> TorchBatch:
         images_NHWC=_tensor(item.images_NHWC).to(device, non_blocking=True),
         labels_N=_tensor(item.labels_N).to(device, non_blocking=True),
         weights_N=weights_N.to(device, non_blocking=True),
-        num_skipped=int(item.num_skipped),
+        num_skipped=item.num_skipped,
         num_real=float(weights_N.sum()),
     )
 
